@@ -1,0 +1,147 @@
+"""Confidence, choice of tokens and left-to-right acceptance: pure functions on logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from .settings import DecodeSettings, LiveValues
+
+# A packed prediction carries token ids as float32, which holds whole numbers exactly up to here.
+MAX_VOCABULARY = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the model says about one position, on the host.
+
+    Attributes:
+        id: the chosen token.
+        probability: p(id); margin: p₁ − p₂; entropy: −Σ p ln p in nats. All of the untempered softmax.
+        best: the likeliest tokens with their probabilities, best first.
+    """
+
+    id: int
+    probability: float
+    margin: float
+    entropy: float
+    best: tuple[tuple[int, float], ...]
+
+    def passes(self, live: LiveValues) -> bool:
+        """True where this prediction, made behind a mask, is sure enough to be committed."""
+        if live.metric == "entropy":
+            return self.entropy <= live.threshold
+        confidence = self.margin if live.metric == "margin" else self.probability
+        return confidence >= live.threshold
+
+
+class Sampler:
+    """Draws tokens at a temperature, from its own random stream (so that rows never disturb each other)."""
+
+    def __init__(self, settings: DecodeSettings, device: torch.device) -> None:
+        self.generator = torch.Generator(device)
+        if settings.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(settings.seed)
+        self.warpers = LogitsProcessorList([TemperatureLogitsWarper(float(settings.temperature))])
+        if settings.top_k:
+            self.warpers.append(TopKLogitsWarper(settings.top_k))
+        if settings.top_p < 1:
+            self.warpers.append(TopPLogitsWarper(settings.top_p))
+
+    def draw(self, logits: torch.Tensor) -> torch.Tensor:
+        """One token for each position: float32 logits [K, V] -> ids [K]."""
+        # The warpers look at the scores alone; input_ids is part of their interface only.
+        scores = self.warpers(input_ids=None, scores=logits)  # type: ignore[arg-type]
+        return torch.multinomial(scores.softmax(-1), 1, generator=self.generator)[:, 0]
+
+
+def make_sampler(settings: DecodeSettings, device: torch.device) -> Sampler | None:
+    """The sampler that the settings ask for; None is greedy."""
+    return Sampler(settings, device) if settings.temperature > 0 else None
+
+
+def predict(
+    logits: torch.Tensor,
+    samplers: Sequence[Sampler | None],
+    suppressed: torch.Tensor,
+    num_best: int,
+    num_positions: Sequence[int] | None = None,
+) -> list[list[Prediction]]:
+    """Choose a token at every position and say how sure the model is of it.
+
+    Args:
+        logits: [R, K, V], any float type; row r's positions are in order.
+        samplers: one for each row; None is greedy (argmax).
+        suppressed: ids [S] that can never be chosen: ruled out before any softmax, so that confidence
+            is that of what is left.
+        num_best: how many of the likeliest tokens to name.
+        num_positions: how many of its last positions row r uses (default: all K); the others are not
+            drawn for and not returned.
+
+    Returns:
+        for each row its predictions, in order. Read back from the device in one transfer.
+
+    Raises:
+        ArithmeticError: the model returned NaN.
+    """
+    logits = logits.float().index_fill(-1, suppressed, -math.inf)
+    num_rows, num_columns, _ = logits.shape
+    counts = [num_columns] * num_rows if num_positions is None else list(num_positions)
+    ids = logits.argmax(-1)
+    for row, sampler in enumerate(samplers):
+        if sampler is not None:
+            ids[row, num_columns - counts[row] :] = sampler.draw(logits[row, num_columns - counts[row] :])
+    packed = _pack(logits, ids, num_best).tolist()
+    return [
+        [_unpack(values, num_best) for values in row[num_columns - count :]]
+        for row, count in zip(packed, counts, strict=True)
+    ]
+
+
+def _pack(logits: torch.Tensor, ids: torch.Tensor, num_best: int) -> torch.Tensor:
+    """[R, K, 4 + 2·max(num_best, 2)]: id, p(id), margin, entropy, best ids, their probabilities."""
+    probabilities = logits.softmax(-1)
+    best = probabilities.topk(max(num_best, 2), dim=-1)
+    columns = [
+        ids.unsqueeze(-1).float(),
+        probabilities.gather(-1, ids.unsqueeze(-1)),
+        best.values[..., :1] - best.values[..., 1:2],
+        torch.special.entr(probabilities).sum(-1, keepdim=True),
+        best.indices.float(),
+        best.values,
+    ]
+    return torch.cat(columns, -1)
+
+
+def _unpack(values: list[float], num_best: int) -> Prediction:
+    token_id, probability, margin, entropy, *rest = values
+    if math.isnan(probability):
+        raise ArithmeticError("The model returned values that are not numbers (NaN).")
+    half = len(rest) // 2
+    best = [(int(i), p) for i, p in zip(rest[:half], rest[half:], strict=True)][:num_best]
+    return Prediction(int(token_id), probability, margin, entropy, tuple(best))
+
+
+def accepted_length(predictions: Sequence[Prediction], live: LiveValues) -> int:
+    """How many leading predictions are committed.
+
+    The first always is (no mask lies before it, it is the AR prediction); then left to right while they
+    pass; the first that does not ends it, however sure a later one may be.
+
+    Example: probabilities 0.3, 0.95, 0.7, 0.99 at τ = 0.9 -> 2.
+    """
+    length = 1
+    while length < len(predictions) and predictions[length].passes(live):
+        length += 1
+    return min(length, len(predictions))

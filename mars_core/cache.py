@@ -1,0 +1,171 @@
+"""The cursor cache: slot s of a row holds the keys and values of that row's position s.
+
+Every row has a cursor of its own, kept by the engine as a number. A forward writes a row's window from
+its cursor on; committing advances that row's cursor alone; what lies behind the cursor is written over
+by the next forward and no mask lets anything attend to it meanwhile. So nothing is ever cropped, copied
+back or read from token values.
+
+Everything here that depends on transformers' cache interface (`Cache`, `CacheLayerMixin`, moved within
+5.x) is in this file; written against 5.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+GROWTH = 256  # slots are allocated in multiples of this
+
+Allocate = Callable[[tuple[int, ...], torch.dtype, torch.device], torch.Tensor]
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The default allocator. Zeros, not garbage: a masked key still meets 0 × value, and 0 × NaN is NaN."""
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+class _Aim:
+    """Where the next forward writes, shared by all layers."""
+
+    rows: slice | torch.Tensor = slice(0, 0)
+    row_index: torch.Tensor | None = None
+    slots: torch.Tensor | slice = slice(0, 0)
+    num_slots: int = 0
+
+
+class CursorLayer(CacheLayerMixin):
+    """One layer's keys and values, each [rows, heads, capacity + 1, head size]; the last slot is scratch."""
+
+    is_sliding = False
+
+    def __init__(self, owner: CursorCache) -> None:
+        super().__init__()
+        self.owner = owner
+        self.keys: torch.Tensor
+        self.values: torch.Tensor
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate at the sizes of the first keys and values seen."""
+        self.keys = self._allocate(key_states)
+        self.values = self._allocate(value_states)
+        self.is_initialized = True
+
+    def _allocate(self, like: torch.Tensor) -> torch.Tensor:
+        _, heads, _, size = like.shape
+        owner = self.owner
+        shape = (owner.num_rows, heads, owner.capacity + 1, size)
+        return owner.allocate(shape, like.dtype, like.device)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the window, [R, heads, W, head size]; return all that the window may attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        return self._write(self.keys, key_states), self._write(self.values, value_states)
+
+    def _write(self, store: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        aim = self.owner.aim
+        if isinstance(aim.slots, slice):
+            store[aim.rows, :, aim.slots] = states
+        else:
+            store[aim.row_index, :, aim.slots] = states.transpose(1, 2)
+        return store[aim.rows, :, : aim.num_slots]
+
+    def resized(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Keys and values at the owner's new size, with what is there; None before the first forward."""
+        if not self.is_initialized:
+            return None
+        return self._resized(self.keys), self._resized(self.values)
+
+    def _resized(self, old: torch.Tensor) -> torch.Tensor:
+        new = self._allocate(old)
+        rows, slots = old.shape[0], old.shape[2] - 1
+        new[:rows, :, :slots] = old[:, :, :slots]
+        return new
+
+    def move_row(self, source: int, target: int, num_slots: int) -> None:
+        """Copy a row's first slots over another row's."""
+        if self.is_initialized:
+            for store in (self.keys, self.values):
+                store[target, :, :num_slots] = store[source, :, :num_slots]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(slots that take part, offset of the first)."""
+        return self.owner.aim.num_slots, 0
+
+    def get_seq_length(self) -> int:
+        """Slots before the window; where rows differ the models must not ask, they get positions and mask."""
+        return self.owner.aim.num_slots
+
+    def get_max_length(self) -> int:
+        return self.owner.capacity
+
+
+class CursorCache(Cache):
+    """Keys and values of several rows that advance independently.
+
+    Args:
+        num_rows: rows to hold at first; grows as asked.
+        capacity: slots of each row at first; grows as asked, in multiples of `GROWTH`.
+        allocate: makes a zeroed tensor from shape, dtype and device.
+    """
+
+    def __init__(self, num_rows: int = 1, capacity: int = GROWTH, allocate: Allocate = zeros) -> None:
+        self.num_rows = num_rows
+        self.capacity = capacity
+        self.allocate = allocate
+        self.aim = _Aim()
+        super().__init__(layer_class_to_replicate=lambda: CursorLayer(self))  # type: ignore[arg-type]
+
+    @property
+    def scratch_slot(self) -> int:
+        """The slot that padding is written to and nothing attends to."""
+        return self.capacity
+
+    def reserve(self, num_rows: int, num_slots: int) -> None:
+        """Make room for this many rows and slots; what is cached stays."""
+        if num_rows <= self.num_rows and num_slots <= self.capacity:
+            return
+        before = self.num_rows, self.capacity
+        self.num_rows = max(self.num_rows, num_rows)
+        if num_slots > self.capacity:
+            # half as much again, so that a growing row copies a bounded number of times
+            wanted = max(num_slots, self.capacity * 3 // 2)
+            self.capacity = -(-wanted // GROWTH) * GROWTH
+        try:
+            grown = [layer.resized() for layer in self.layers]  # type: ignore[union-attr]
+        except Exception:
+            # out of memory: what is cached stays as it was, for the rows that need no more
+            self.num_rows, self.capacity = before
+            raise
+        for layer, tensors in zip(self.layers, grown, strict=True):
+            if tensors is not None:
+                layer.keys, layer.values = tensors
+
+    def point(self, rows: Sequence[int], slots: torch.Tensor, num_slots: int) -> None:
+        """Say where the next forward's keys and values go.
+
+        Args:
+            rows: cache row of each window row.
+            slots: [R, W], slot of each window position.
+            num_slots: how many leading slots the forward may attend to.
+        """
+        aim = self.aim
+        first, count, width = rows[0], len(rows), slots.shape[1]
+        consecutive = list(rows) == list(range(first, first + count))
+        aim.num_slots = num_slots
+        if count == 1:
+            # a lone row has no padding: its slots are the last ones that take part
+            aim.rows, aim.slots = slice(first, first + 1), slice(num_slots - width, num_slots)
+            return
+        index = torch.tensor(list(rows), device=slots.device)
+        aim.rows = slice(first, first + count) if consecutive else index
+        aim.row_index, aim.slots = index[:, None], slots
+
+    def move_row(self, source: int, target: int, num_slots: int) -> None:
+        """Copy the first `num_slots` slots of one row over another."""
+        for layer in self.layers:
+            layer.move_row(source, target, num_slots)  # type: ignore[union-attr]

@@ -1,0 +1,191 @@
+"""Rows, one forward at a time; the only place that calls the model while decoding."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .acceptance import MAX_VOCABULARY, Prediction, predict
+from .cache import Allocate, CursorCache, zeros
+from .errors import MarsError
+from .events import StepEvent
+from .loaded import LoadedModel
+from .row import Request, Row, check_request
+from .text import Vocabulary
+from .window import RowWindow, Window, build_window
+
+# Prompt tokens fed in one forward. Bounds what a long prompt holds up (another row's next token, a stop).
+PREFILL_CHUNK = {"cpu": 256, "mps": 512, "cuda": 2048}
+
+
+class Engine:
+    """Decodes any number of requests on one model, a forward for all of them at a time.
+
+    Threads need nothing else: whoever waits for its next event drives a step for everybody, under a lock.
+
+    Args:
+        loaded: the model.
+        prefill_chunk: prompt tokens a forward; by device if None.
+        allocate: makes the cache's tensors.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, *, prefill_chunk: int | None = None, allocate: Allocate = zeros
+    ) -> None:
+        self.loaded = loaded
+        self.vocabulary = Vocabulary(loaded.tokenizer)
+        self.prefill_chunk = prefill_chunk or PREFILL_CHUNK.get(loaded.device.type, 512)
+        self.cache = CursorCache(allocate=allocate)
+        self.rows: list[Row] = []  # row i has the cache's row i
+        self._suppressed = torch.tensor(loaded.suppressed_token_ids, dtype=torch.long, device=loaded.device)
+        self._masks = _MaskKinds(loaded.model.config.get_text_config())
+        self._prefilled_last = False
+        self._lock = threading.Lock()
+        if loaded.model.get_input_embeddings().weight.shape[0] > MAX_VOCABULARY:  # type: ignore[union-attr]
+            raise MarsError(f"A vocabulary of more than {MAX_VOCABULARY} tokens is not supported.")
+
+    def stream(self, request: Request) -> Iterator[StepEvent]:
+        """One event a forward, the last with a `finish_reason`.
+
+        Checks the request at once, before the first event is asked for. Closing the iterator ends the
+        request and frees its row.
+
+        Raises:
+            MarsError: the request cannot work.
+            Exception: whatever a forward raised, as itself; the engine goes on without the rows it hit.
+        """
+        check_request(request, self.loaded)
+        return self._events_of(Row(request, self.loaded, self.vocabulary))
+
+    def _events_of(self, row: Row) -> Iterator[StepEvent]:
+        with self._lock:
+            self.rows.append(row)
+        try:
+            while event := self._next_event(row):
+                yield event
+            if row.error is not None:
+                raise row.error
+        finally:
+            with self._lock:
+                self._remove([row])
+
+    def _next_event(self, row: Row) -> StepEvent | None:
+        while not row.events and not row.ended:
+            with self._lock:
+                # another waiting thread's step may have brought it meanwhile
+                if not row.events and not row.ended:
+                    self.step()
+        return row.events.popleft() if row.events else None
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """One forward for all rows that can share it. The caller holds the lock, if there are threads."""
+        start = time.perf_counter()
+        for row in [row for row in self.rows if row.live.cancelled]:
+            row.cancel()
+        self._remove([row for row in self.rows if row.ended])
+        rows = self._choose_rows()
+        if not rows:
+            return
+        try:
+            self._forward_and_commit(rows, start)
+        except Exception as error:
+            # the rows of this forward end with it; the others, and the engine, go on
+            for row in rows:
+                row.error = error
+        self._remove([row for row in self.rows if row.ended])
+
+    def _choose_rows(self) -> list[Row]:
+        """All decoding rows, or one row with prompt left to feed; by turns where there are both, so that a
+        long prompt neither freezes the others nor pads their windows to its own length."""
+        prefilling = [row for row in self.rows if row.in_prefill]
+        decoding = [row for row in self.rows if not row.in_prefill]
+        self._prefilled_last = bool(prefilling) and not (decoding and self._prefilled_last)
+        return prefilling[:1] if self._prefilled_last else decoding
+
+    def _forward_and_commit(self, rows: Sequence[Row], start: float) -> None:
+        lives = [row.live.read() for row in rows]
+        windows = [row.next_window(live, self.prefill_chunk) for row, live in zip(rows, lives, strict=True)]
+        predictions = self._predict(rows, windows)
+        for row, window, predicted, live in zip(rows, windows, predictions, lives, strict=True):
+            row.commit(window, predicted, live, start, len(rows))
+
+    def _predict(self, rows: Sequence[Row], windows: Sequence[RowWindow]) -> list[list[Prediction]]:
+        places = [self.rows.index(row) for row in rows]
+        self.cache.reserve(len(self.rows), max(window.end for window in windows))
+        window = build_window(windows, self.loaded.mask_token_id, self.cache.scratch_slot, self.loaded.device)
+        self.cache.point(places, window.slots, window.num_slots)
+        logits = self._forward(window)
+        counts = [window.num_predictions for window in windows]
+        if not any(counts):
+            _synchronize(self.loaded.device)
+            return [[] for _ in rows]
+        num_best = max(row.settings.num_alternatives for row in rows)
+        samplers = [row.sampler for row in rows]
+        return predict(logits, samplers, self._suppressed, num_best, counts)
+
+    def _forward(self, window: Window) -> torch.Tensor:
+        """Logits [R, K, V] of the window's last K columns."""
+        return self.loaded.model(
+            input_ids=window.input_ids,
+            position_ids=window.position_ids,
+            attention_mask=self._masks.of(window),
+            cache=self.cache,
+            use_cache=True,
+            logits_to_keep=window.logits_to_keep,
+        ).logits
+
+    def _remove(self, gone: Sequence[Row]) -> None:
+        """Take rows out; the last row moves into the place of each, so that active rows stay together."""
+        for row in gone:
+            if row not in self.rows:
+                continue
+            place, last = self.rows.index(row), self.rows.pop()
+            if last is not row:
+                self.rows[place] = last
+                self.cache.move_row(len(self.rows), place, last.num_cached)
+
+
+class _MaskKinds:
+    """The attention masks that a model's layers want: causal, sliding-window, or both by name.
+
+    Models of transformers take a mask of four dimensions as it is, and those whose layers differ a
+    dictionary of them (5.24: `masking_utils`, `config.layer_types`).
+    """
+
+    def __init__(self, config: Any) -> None:
+        layer_types = set(getattr(config, "layer_types", None) or ())
+        sliding = getattr(config, "sliding_window", None)
+        self.by_name = "sliding_attention" in layer_types
+        self.sliding_window: int | None = sliding if self.by_name or not layer_types else None
+        self.additive = config._attn_implementation == "eager"
+        self.dtype: torch.dtype = getattr(config, "dtype", None) or torch.float32
+
+    def of(self, window: Window) -> torch.Tensor | dict[str, torch.Tensor] | None:
+        """What to pass as `attention_mask`; None where everything may be seen, which is fastest."""
+        if not window.needs_mask and self.sliding_window is None:
+            return None
+        if not self.by_name:
+            return self._finish(window.attention_mask(self.sliding_window))
+        return {
+            "full_attention": self._finish(window.attention_mask()),
+            "sliding_attention": self._finish(window.attention_mask(self.sliding_window)),
+        }
+
+    def _finish(self, allowed: torch.Tensor) -> torch.Tensor:
+        if not self.additive:
+            return allowed
+        floor = torch.finfo(self.dtype).min
+        return torch.zeros_like(allowed, dtype=self.dtype).masked_fill(~allowed, floor)
+
+
+def _synchronize(device: torch.device) -> None:
+    """Wait for the device, so that a clock read next tells the truth."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

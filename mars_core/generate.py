@@ -1,0 +1,181 @@
+"""MARS for people who live in transformers: ``model.generate(ids, custom_generate=mars_generate, …)``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from .engine import Engine
+from .errors import MarsError
+from .loaded import LoadedModel
+from .row import Request
+from .settings import DecodeSettings, Metric
+
+_WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
+
+
+def mars_generate(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    *,
+    generation_config: GenerationConfig,
+    logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    threshold: float = 0.9,
+    block_size: int = 4,
+    metric: Metric = "probability",
+    mask_token_id: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    seed: int | None = None,
+    streamer: BaseStreamer | None = None,
+    attention_mask: torch.Tensor | None = None,
+    **model_kwargs: Any,
+) -> torch.Tensor:
+    """The decoding loop for ``generate(custom_generate=…)``.
+
+    Args:
+        model, input_ids, generation_config, logits_processor, stopping_criteria, attention_mask: as
+            `generate` prepares them; prompts [R, L], padded on the left.
+        threshold, block_size, metric: see `mars_core.DecodeSettings`. threshold=1 is ordinary decoding.
+        mask_token_id: the mask token; by default that of the model's config or of `tokenizer`.
+        tokenizer: only to look the mask token up.
+        seed: of the sampling; by default drawn from torch's global random stream, so that
+            ``torch.manual_seed`` governs it as it does in `generate`.
+        streamer: is given each forward's new tokens together (one prompt only).
+
+    Returns:
+        ids [R, L + new], prompts included; rows that ended early are filled up with the pad token.
+
+    Raises:
+        MarsError: no mask token, or an option of `generate` that MARS decoding does not know.
+    """
+    loaded = _as_loaded(model, mask_token_id, tokenizer, generation_config, logits_processor)
+    _refuse_unknown(generation_config, logits_processor, stopping_criteria, input_ids, streamer)
+    settings = DecodeSettings(
+        threshold=threshold,
+        block_size=block_size,
+        metric=metric,
+        max_new_tokens=generation_config.max_length - input_ids.shape[1],
+        temperature=(generation_config.temperature or 1.0) if generation_config.do_sample else 0.0,
+        top_k=generation_config.top_k or 0,
+        top_p=generation_config.top_p or 1.0,
+        seed=int(torch.randint(2**31, ())) if seed is None else seed,
+    )
+    outputs = _run(Engine(loaded), input_ids, attention_mask, settings, streamer)
+    return _stack(input_ids, outputs, _pad_id(generation_config))
+
+
+def _run(
+    engine: Engine,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    settings: DecodeSettings,
+    streamer: BaseStreamer | None,
+) -> list[list[int]]:
+    """New tokens of each row; all rows are decoded together."""
+    prompts = [
+        ids.tolist() if attention_mask is None else ids[attention_mask[row].bool()].tolist()
+        for row, ids in enumerate(input_ids)
+    ]
+    streams = [engine.stream(Request(prompt, settings)) for prompt in prompts]
+    outputs: list[list[int]] = [[] for _ in prompts]
+    active = dict(enumerate(streams))
+    while active:
+        for row in list(active):
+            event = next(active[row], None)
+            if event is None:
+                del active[row]
+                continue
+            ids = [choice.id for choice in event.committed]
+            outputs[row] += ids
+            if streamer is not None and ids:
+                streamer.put(torch.tensor(ids))
+    if streamer is not None:
+        streamer.end()
+    return outputs
+
+
+def _stack(input_ids: torch.Tensor, outputs: list[list[int]], pad_id: int) -> torch.Tensor:
+    longest = max(map(len, outputs))
+    new = [ids + [pad_id] * (longest - len(ids)) for ids in outputs]
+    return torch.cat([input_ids, torch.tensor(new, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
+
+
+def _pad_id(config: GenerationConfig) -> int:
+    if isinstance(config.pad_token_id, int):
+        return config.pad_token_id
+    return min(_eos_ids(config), default=0)
+
+
+def _eos_ids(config: GenerationConfig) -> set[int]:
+    eos = config.eos_token_id
+    return set() if eos is None else {eos} if isinstance(eos, int) else set(eos)
+
+
+def _as_loaded(
+    model: PreTrainedModel,
+    mask_token_id: int | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    generation_config: GenerationConfig,
+    logits_processor: LogitsProcessorList | None,
+) -> LoadedModel:
+    found = (
+        mask_token_id,
+        getattr(model.config, "mask_token_id", None),
+        getattr(tokenizer, "mask_token_id", None),
+    )
+    mask = next((token_id for token_id in found if token_id is not None), None)
+    if mask is None:
+        raise MarsError("mask_token_id is missing: give mask_token_id=… or tokenizer=… to generate.")
+    stop_ids = _eos_ids(generation_config)
+    suppressed = {mask, *(generation_config.suppress_tokens or ())} - stop_ids
+    return LoadedModel(
+        model=model,
+        tokenizer=None,  # type: ignore[arg-type]  # ids in, ids out
+        mask_token_id=mask,
+        block_size=4,
+        device=model.device,
+        dtype=model.dtype,
+        stop_token_ids=frozenset(stop_ids),
+        suppressed_token_ids=tuple(sorted(suppressed)),
+        context_length=model.config.get_text_config().max_position_embeddings,
+        mars_tuned=True,
+        name=model.config.name_or_path,
+    )
+
+
+def _refuse_unknown(
+    config: GenerationConfig,
+    processors: LogitsProcessorList | None,
+    criteria: StoppingCriteriaList | None,
+    input_ids: torch.Tensor,
+    streamer: BaseStreamer | None,
+) -> None:
+    """An option that would be ignored is an error instead."""
+    known = (*_WARPERS, SuppressTokensLogitsProcessor)
+    unknown = [type(item).__name__ for item in processors or () if not isinstance(item, known)]
+    unknown += [
+        type(item).__name__
+        for item in criteria or ()
+        if not isinstance(item, (EosTokenCriteria, MaxLengthCriteria))
+    ]
+    if unknown:
+        raise MarsError(f"MARS decoding does not support {', '.join(unknown)}; leave out what asks for it.")
+    if (config.num_beams or 1) > 1 or config.return_dict_in_generate:
+        raise MarsError("MARS decoding supports neither beams nor return_dict_in_generate.")
+    if streamer is not None and input_ids.shape[0] > 1:
+        raise MarsError(f"A streamer takes one prompt at a time, not {input_ids.shape[0]}.")

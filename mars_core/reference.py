@@ -1,0 +1,42 @@
+"""The oracle: MARS decoding with no cache, no batch and no cleverness. Every fast path equals it in fp32.
+
+arXiv 2604.07023, section on decoding: feed prefix and B − 1 masks, commit the first prediction, then left
+to right what reaches the threshold.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .acceptance import accepted_length, make_sampler, predict
+from .loaded import LoadedModel
+from .settings import DecodeSettings, one_token_mode
+
+
+@torch.inference_mode()
+def reference_generate(
+    loaded: LoadedModel, prompt_ids: list[int], settings: DecodeSettings
+) -> list[list[int]]:
+    """The tokens that each forward commits."""
+    live = settings.live_values()
+    sampler = make_sampler(settings, loaded.device)
+    suppressed = torch.tensor(loaded.suppressed_token_ids, dtype=torch.long, device=loaded.device)
+    stop_ids = loaded.stop_token_ids | set(settings.stop_token_ids)
+    one_token = one_token_mode(settings.mode, settings.threshold, settings.metric)
+    tokens, groups, remaining = list(prompt_ids), [], settings.max_new_tokens
+    while remaining > 0:
+        num_masks = 0 if one_token else min(settings.block_size, remaining) - 1
+        ids = torch.tensor([tokens + [loaded.mask_token_id] * num_masks], device=loaded.device)
+        logits = loaded.model(input_ids=ids, use_cache=False).logits[:, -1 - num_masks :]
+        predictions = predict(logits, [sampler], suppressed, 2)[0]
+        group = []
+        for prediction in predictions[: accepted_length(predictions, live)]:
+            group.append(prediction.id)
+            if prediction.id in stop_ids:
+                break
+        groups.append(group)
+        tokens += group
+        remaining -= len(group)
+        if group[-1] in stop_ids:
+            break
+    return groups

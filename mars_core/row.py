@@ -1,0 +1,209 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .acceptance import Prediction, Sampler, accepted_length, make_sampler
+from .errors import MarsError
+from .events import Alternative, Decided, FinishReason, StepEvent, TokenChoice
+from .loaded import LoadedModel
+from .settings import DecodeSettings, LiveSettings, LiveValues, one_token_mode
+from .text import StopStrings, Vocabulary
+from .window import RowWindow
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a caller asks the engine for.
+
+    Attributes:
+        prompt_ids: the whole prompt, chat template applied.
+        settings: how to decode.
+        live: a handle that may change τ, metric and B, or cancel, while it runs. Starts at `settings`.
+    """
+
+    prompt_ids: Sequence[int]
+    settings: DecodeSettings = field(default_factory=DecodeSettings)
+    live: LiveSettings | None = None
+
+
+def check_request(request: Request, loaded: LoadedModel) -> None:
+    """Refuse what cannot work before anything is computed. Raises `MarsError`."""
+    settings, num_prompt = request.settings, len(request.prompt_ids)
+    if not num_prompt:
+        raise MarsError("prompt_ids is empty: there is nothing to continue.")
+    table_rows = loaded.model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
+    if not all(0 <= token_id < table_rows for token_id in request.prompt_ids):
+        raise MarsError(f"prompt_ids holds ids outside 0 … {table_rows - 1}, the model's vocabulary.")
+    if settings.stop_strings and loaded.tokenizer is None:
+        raise MarsError("stop_strings need a tokenizer, and this model was given without one.")
+    room = loaded.context_length - num_prompt - settings.block_size + 1
+    if room < settings.max_new_tokens:
+        raise MarsError(
+            f"The prompt has {num_prompt} tokens and max_new_tokens is {settings.max_new_tokens}, but the "
+            f"model's context holds {loaded.context_length}: shorten the prompt"
+            + (f" or ask for at most {room} tokens." if room > 0 else ".")
+        )
+
+
+class Row:
+    """A request's state: its tokens, how many of them are cached, its text, its events not yet taken.
+
+    Lengths are numbers; nothing is ever told from a token's value, but for stopping.
+    """
+
+    def __init__(self, request: Request, loaded: LoadedModel, vocabulary: Vocabulary) -> None:
+        settings = request.settings
+        self.settings = settings
+        self.live = request.live or LiveSettings(settings.live_values())
+        self.vocabulary = vocabulary
+        self.mask_token_id = loaded.mask_token_id
+        self.tokens = list(request.prompt_ids)
+        self.num_prompt = len(self.tokens)
+        self.num_cached = 0
+        self.num_forwards = 0
+        self.sampler: Sampler | None = make_sampler(settings, loaded.device)
+        self.stop_ids = frozenset() if settings.ignore_eos else loaded.stop_token_ids
+        self.stop_ids |= frozenset(settings.stop_token_ids)
+        self.text = vocabulary.stream()
+        self.stop_strings = StopStrings(settings.stop_strings)
+        self.events: deque[StepEvent] = deque()
+        self.error: BaseException | None = None
+        self.finish_reason: FinishReason | None = None
+        self.started = time.perf_counter()
+
+    @property
+    def ended(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still be committed."""
+        return self.settings.max_new_tokens - (len(self.tokens) - self.num_prompt)
+
+    @property
+    def in_prefill(self) -> bool:
+        """True until the whole prompt has been fed."""
+        return self.num_cached < self.num_prompt
+
+    def next_window(self, live: LiveValues, chunk: int) -> RowWindow:
+        """What this row feeds next: at most `chunk` uncached tokens, and masks behind the last of all.
+
+        No more masks than the budget has room for: their predictions could not be committed.
+        """
+        pending = self.tokens[self.num_cached : self.num_cached + chunk]
+        if self.num_cached + len(pending) < len(self.tokens):
+            return RowWindow(pending, 0, self.num_cached, 0)
+        num_masks = 0 if self._one_token(live) else min(live.block_size, self.num_remaining) - 1
+        return RowWindow(pending, num_masks, self.num_cached, num_masks + 1)
+
+    def _one_token(self, live: LiveValues) -> bool:
+        return one_token_mode(self.settings.mode, live.threshold, live.metric)
+
+    def commit(
+        self, window: RowWindow, predictions: list[Prediction], live: LiveValues, start: float, num_rows: int
+    ) -> None:
+        """Take one forward's outcome: commit tokens, advance the cursor, note the event.
+
+        Args:
+            window: what the forward was fed for this row.
+            predictions: for the last token fed and each mask; empty for a chunk of the prompt.
+            live: the values the window was built with.
+            start: `time.perf_counter` when the step began.
+            num_rows: rows that shared the forward.
+        """
+        prefill = self.in_prefill
+        self.num_cached += len(window.tokens)
+        accepted = accepted_length(predictions, live)
+        committed, pieces = self._take(predictions[:accepted])
+        now = time.perf_counter()
+        event = StepEvent(
+            index=self.num_forwards,
+            prefill=prefill,
+            committed=committed,
+            candidates=tuple(self._choice(p, "candidate", "") for p in predictions[len(committed) :]),
+            text="".join(pieces),
+            threshold=live.threshold,
+            metric=live.metric,
+            block_size=live.block_size,
+            one_token=self._one_token(live),
+            window_length=window.length,
+            num_cached=window.start,
+            seconds=now - start,
+            elapsed=now - self.started,
+            finish_reason=self.finish_reason,
+            num_rows=num_rows,
+        )
+        self.num_forwards += 1
+        self.events.append(event)
+
+    def _take(self, predictions: list[Prediction]) -> tuple[tuple[TokenChoice, ...], list[str]]:
+        """Commit these one by one, up to the one that ends the generation."""
+        committed: list[TokenChoice] = []
+        pieces: list[str] = []
+        for offset, prediction in enumerate(predictions):
+            self.tokens.append(prediction.id)
+            piece = self.text.push(prediction.id)
+            pieces.append(self.stop_strings.push(piece))
+            committed.append(self._choice(prediction, "accepted" if offset else "ar", piece))
+            self.finish_reason = self._reason_to_end(prediction.id)
+            if self.finish_reason:
+                pieces.append(self._last_text())
+                break
+        return tuple(committed), pieces
+
+    def _reason_to_end(self, token_id: int) -> FinishReason | None:
+        if token_id in self.stop_ids:
+            return "eos"
+        if self.stop_strings.found:
+            return "stop"
+        return "length" if self.num_remaining <= 0 else None
+
+    def _last_text(self) -> str:
+        """What the text streams still hold, unless a stop string ended the text."""
+        if self.stop_strings.found:
+            return ""
+        rest = self.stop_strings.push(self.text.finish())
+        return rest if self.stop_strings.found else rest + self.stop_strings.finish()
+
+    def _choice(self, prediction: Prediction, decided: Decided, text: str) -> TokenChoice:
+        label = self.vocabulary.label
+        return TokenChoice(
+            id=prediction.id,
+            text=text,
+            label=label(prediction.id),
+            special=prediction.id in self.vocabulary.special_ids or prediction.id in self.stop_ids,
+            decided=decided,
+            sampled=self.sampler is not None,
+            probability=prediction.probability,
+            margin=prediction.margin,
+            entropy=prediction.entropy,
+            alternatives=tuple(Alternative(i, label(i), p) for i, p in prediction.best),
+        )
+
+    def cancel(self) -> None:
+        """End without another forward; tell so in a last event that commits nothing."""
+        live = self.live.read()
+        self.finish_reason = "cancelled"
+        self.events.append(
+            StepEvent(
+                index=self.num_forwards,
+                prefill=self.in_prefill,
+                committed=(),
+                candidates=(),
+                text=self._last_text(),
+                threshold=live.threshold,
+                metric=live.metric,
+                block_size=live.block_size,
+                one_token=self._one_token(live),
+                window_length=0,
+                num_cached=self.num_cached,
+                seconds=0.0,
+                elapsed=time.perf_counter() - self.started,
+                finish_reason="cancelled",
+            )
+        )
