@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 
@@ -23,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. What the user should read comes as one line, without a traceback."""
+    _accept_any_text()
     arguments = build_parser().parse_args(argv)
     set_up_logging(arguments.verbose)
     try:
@@ -36,6 +38,13 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _accept_any_text() -> None:
+    """A character that the terminal or the pipe has no code for is no reason to stop halfway."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
 
 
 if __name__ == "__main__":

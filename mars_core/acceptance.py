@@ -63,7 +63,10 @@ class Sampler:
         """One token for each position: float32 logits [K, V] -> ids [K]."""
         # The warpers look at the scores alone; input_ids is part of their interface only.
         scores = self.warpers(input_ids=None, scores=logits)  # type: ignore[arg-type]
-        return torch.multinomial(scores.softmax(-1), 1, generator=self.generator)[:, 0]
+        # Where the model returned NaN any token will do, `predict` refuses the position; to draw from NaN
+        # is an error here that would hit the whole batch, and on CUDA one that ends the process.
+        probabilities = scores.softmax(-1).nan_to_num(1.0)
+        return torch.multinomial(probabilities, 1, generator=self.generator)[:, 0]
 
 
 def make_sampler(settings: DecodeSettings, device: torch.device) -> Sampler | None:
@@ -90,10 +93,8 @@ def predict(
             drawn for and not returned.
 
     Returns:
-        for each row its predictions, in order. Read back from the device in one transfer.
-
-    Raises:
-        ArithmeticError: the model returned NaN.
+        for each row its predictions, in order. Read back from the device in one transfer. Where the model
+        returned NaN the prediction's figures are NaN: see `check_numbers`.
     """
     logits = logits.float().index_fill(-1, suppressed, -math.inf)
     num_rows, num_columns, _ = logits.shape
@@ -110,9 +111,12 @@ def predict(
 
 
 def _pack(logits: torch.Tensor, ids: torch.Tensor, num_best: int) -> torch.Tensor:
-    """[R, K, 4 + 2·max(num_best, 2)]: id, p(id), margin, entropy, best ids, their probabilities."""
+    """[R, K, 4 + 2·max(num_best, 2)]: id, p(id), margin, entropy, best ids, their probabilities.
+
+    Fewer best where the vocabulary has not as many.
+    """
     probabilities = logits.softmax(-1)
-    best = probabilities.topk(max(num_best, 2), dim=-1)
+    best = probabilities.topk(min(max(num_best, 2), logits.shape[-1]), dim=-1)
     columns = [
         ids.unsqueeze(-1).float(),
         probabilities.gather(-1, ids.unsqueeze(-1)),
@@ -126,11 +130,15 @@ def _pack(logits: torch.Tensor, ids: torch.Tensor, num_best: int) -> torch.Tenso
 
 def _unpack(values: list[float], num_best: int) -> Prediction:
     token_id, probability, margin, entropy, *rest = values
-    if math.isnan(probability):
-        raise ArithmeticError("The model returned values that are not numbers (NaN).")
     half = len(rest) // 2
     best = [(int(i), p) for i, p in zip(rest[:half], rest[half:], strict=True)][:num_best]
     return Prediction(int(token_id), probability, margin, entropy, tuple(best))
+
+
+def check_numbers(predictions: Sequence[Prediction]) -> None:
+    """Raises `ArithmeticError` where the model returned NaN: nothing may be decided from it."""
+    if any(math.isnan(prediction.probability) for prediction in predictions):
+        raise ArithmeticError("The model returned values that are not numbers (NaN).")
 
 
 def accepted_length(predictions: Sequence[Prediction], live: LiveValues) -> int:

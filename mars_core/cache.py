@@ -92,6 +92,12 @@ class CursorLayer(CacheLayerMixin):
             for store in (self.keys, self.values):
                 store[target, :, :num_slots] = store[source, :, :num_slots]
 
+    def erase_row(self, row: int) -> None:
+        """Zero a row."""
+        if self.is_initialized:
+            for store in (self.keys, self.values):
+                store[row].zero_()
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(slots that take part, offset of the first)."""
         return self.owner.aim.num_slots, 0
@@ -143,7 +149,7 @@ class CursorCache(Cache):
             raise
         for layer, tensors in zip(self.layers, grown, strict=True):
             if tensors is not None:
-                layer.keys, layer.values = tensors
+                layer.keys, layer.values = tensors  # type: ignore[union-attr]
 
     def point(self, rows: Sequence[int], slots: torch.Tensor, num_slots: int) -> None:
         """Say where the next forward's keys and values go.
@@ -169,3 +175,8 @@ class CursorCache(Cache):
         """Copy the first `num_slots` slots of one row over another."""
         for layer in self.layers:
             layer.move_row(source, target, num_slots)  # type: ignore[union-attr]
+
+    def erase_row(self, row: int) -> None:
+        """Zero a row that may hold NaN: even where no mask lets it be seen, 0 × NaN is NaN."""
+        for layer in self.layers:
+            layer.erase_row(row)  # type: ignore[union-attr]

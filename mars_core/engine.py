@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
@@ -45,10 +46,15 @@ class Engine:
         self._masks = _MaskKinds(loaded.model.config.get_text_config())
         self._prefilled_last = False
         self._lock = threading.Lock()
-        if loaded.model.get_input_embeddings().weight.shape[0] > MAX_VOCABULARY:  # type: ignore[union-attr]
+        if self.num_embeddings > MAX_VOCABULARY:
             raise MarsError(f"A vocabulary of more than {MAX_VOCABULARY} tokens is not supported.")
 
-    def stream(self, request: Request) -> Iterator[StepEvent]:
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the model's embedding table."""
+        return self.loaded.num_embeddings
+
+    def stream(self, request: Request) -> Generator[StepEvent, None, None]:
         """One event a forward, the last with a `finish_reason`.
 
         Checks the request at once, before the first event is asked for. Closing the iterator ends the
@@ -61,7 +67,7 @@ class Engine:
         check_request(request, self.loaded)
         return self._events_of(Row(request, self.loaded, self.vocabulary))
 
-    def _events_of(self, row: Row) -> Iterator[StepEvent]:
+    def _events_of(self, row: Row) -> Generator[StepEvent, None, None]:
         with self._lock:
             self.rows.append(row)
         try:
@@ -70,21 +76,38 @@ class Engine:
             if row.error is not None:
                 raise row.error
         finally:
-            with self._lock:
-                self._remove([row])
+            self._abandon(row)
 
     def _next_event(self, row: Row) -> StepEvent | None:
-        while not row.events and not row.ended:
+        while not row.events:
+            # What a row has come to is read under the lock: halfway through another thread's step it may
+            # have ended and not said so yet. That step may as well have brought the event.
             with self._lock:
-                # another waiting thread's step may have brought it meanwhile
-                if not row.events and not row.ended:
+                if not row.events:
+                    if row.ended:
+                        return None
                     self.step()
-        return row.events.popleft() if row.events else None
+        return row.events.popleft()
+
+    def _abandon(self, row: Row) -> None:
+        """Nobody waits for this row any more: free its place now or, if a step is under way, behind that.
+
+        Never waits for the lock. The garbage collector may close an iterator at any moment, even in a
+        thread that holds the lock.
+        """
+        row.abandoned = True
+        if self._lock.acquire(blocking=False):
+            try:
+                row.error = None  # its traceback leads back to this row: a circle that keeps both
+                self._remove([row])
+            finally:
+                self._lock.release()
 
     @torch.inference_mode()
     def step(self) -> None:
         """One forward for all rows that can share it. The caller holds the lock, if there are threads."""
         start = time.perf_counter()
+        self._remove([row for row in self.rows if row.ended])
         for row in [row for row in self.rows if row.live.cancelled]:
             row.cancel()
         self._remove([row for row in self.rows if row.ended])
@@ -97,7 +120,21 @@ class Engine:
             # the rows of this forward end with it; the others, and the engine, go on
             for row in rows:
                 row.error = error
+            # the traceback would keep the failed forward's tensors for as long as anybody keeps the error
+            traceback.clear_frames(error.__traceback__)
+        self._clean_up([row for row in rows if row.error is not None])
         self._remove([row for row in self.rows if row.ended])
+
+    def _clean_up(self, failed: Sequence[Row]) -> None:
+        """Leave nothing of failed rows behind: no NaN, no cache of a size that there is no memory for."""
+        if not failed:
+            return
+        if any(row.num_cached for row in self.rows if row not in failed):
+            for row in failed:
+                if self.rows.index(row) < self.cache.num_rows:
+                    self.cache.erase_row(self.rows.index(row))
+        else:
+            self.cache = CursorCache(allocate=self.cache.allocate)
 
     def _choose_rows(self) -> list[Row]:
         """All decoding rows, or one row with prompt left to feed; by turns where there are both, so that a
@@ -105,18 +142,23 @@ class Engine:
         prefilling = [row for row in self.rows if row.in_prefill]
         decoding = [row for row in self.rows if not row.in_prefill]
         self._prefilled_last = bool(prefilling) and not (decoding and self._prefilled_last)
-        return prefilling[:1] if self._prefilled_last else decoding
+        # by arrival, not by place: rows change places as others leave
+        return [min(prefilling, key=lambda row: row.started)] if self._prefilled_last else decoding
 
     def _forward_and_commit(self, rows: Sequence[Row], start: float) -> None:
         lives = [row.live.read() for row in rows]
         windows = [row.next_window(live, self.prefill_chunk) for row, live in zip(rows, lives, strict=True)]
         predictions = self._predict(rows, windows)
         for row, window, predicted, live in zip(rows, windows, predictions, lives, strict=True):
-            row.commit(window, predicted, live, start, len(rows))
+            try:
+                row.commit(window, predicted, live, start, len(rows))
+            except Exception as error:  # this row's alone, such as NaN from its prompt
+                row.error = error
 
     def _predict(self, rows: Sequence[Row], windows: Sequence[RowWindow]) -> list[list[Prediction]]:
         places = [self.rows.index(row) for row in rows]
-        self.cache.reserve(len(self.rows), max(window.end for window in windows))
+        # rows that joined and are not part of this forward get their room, or fail to, in their own
+        self.cache.reserve(max(places) + 1, max(window.end for window in windows))
         window = build_window(windows, self.loaded.mask_token_id, self.cache.scratch_slot, self.loaded.device)
         self.cache.point(places, window.slots, window.num_slots)
         logits = self._forward(window)
@@ -139,6 +181,7 @@ class Engine:
             logits_to_keep=window.logits_to_keep,
         ).logits
 
+    @torch.inference_mode()  # the cache's tensors were made in it and can be written only in it
     def _remove(self, gone: Sequence[Row]) -> None:
         """Take rows out; the last row moves into the place of each, so that active rows stay together."""
         for row in gone:
@@ -147,7 +190,8 @@ class Engine:
             place, last = self.rows.index(row), self.rows.pop()
             if last is not row:
                 self.rows[place] = last
-                self.cache.move_row(len(self.rows), place, last.num_cached)
+                if last.num_cached:  # one that was never fed may have no place in the cache yet
+                    self.cache.move_row(len(self.rows), place, last.num_cached)
 
 
 class _MaskKinds:
@@ -159,6 +203,9 @@ class _MaskKinds:
 
     def __init__(self, config: Any) -> None:
         layer_types = set(getattr(config, "layer_types", None) or ())
+        if unknown := layer_types - {"full_attention", "sliding_attention"}:
+            # a state that cannot be taken back behind a mask, or a mask that is not made here
+            raise MarsError(f"This model's layers ({', '.join(sorted(unknown))}) are not supported.")
         sliding = getattr(config, "sliding_window", None)
         self.by_name = "sliding_attention" in layer_types
         self.sliding_window: int | None = sliding if self.by_name or not layer_types else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from .errors import MarsError
-from .settings import Metric
+from .settings import METRICS, LiveValues, Metric
 
 Decided = Literal["ar", "accepted", "candidate"]
 FinishReason = Literal["eos", "length", "stop", "cancelled", "error"]
@@ -99,6 +100,39 @@ class StepEvent:
     error: str | None = None
     num_rows: int = 1
 
+    @classmethod
+    def without_forward(
+        cls,
+        before: StepEvent | None,
+        live: LiveValues,
+        finish_reason: FinishReason,
+        *,
+        text: str = "",
+        error: str | None = None,
+    ) -> StepEvent:
+        """The event that ends a generation between two forwards: cancelled, or failed.
+
+        Args:
+            before: the generation's last event; None where there was none.
+        """
+        return cls(
+            index=before.index + 1 if before else 0,
+            prefill=before.prefill and not before.committed if before else True,
+            committed=(),
+            candidates=(),
+            text=text,
+            threshold=live.threshold,
+            metric=live.metric,
+            block_size=live.block_size,
+            one_token=before.one_token if before else False,
+            window_length=0,
+            num_cached=before.num_cached if before else 0,
+            seconds=0.0,
+            elapsed=before.elapsed if before else 0.0,
+            finish_reason=finish_reason,
+            error=error,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries and lists."""
         return dataclasses.asdict(self)
@@ -110,15 +144,40 @@ class StepEvent:
             fields = dict(data)
             fields["committed"] = tuple(_choice(item) for item in fields["committed"])
             fields["candidates"] = tuple(_choice(item) for item in fields["candidates"])
-            return cls(**fields)
+            return _checked(cls(**fields))
         except (KeyError, TypeError, ValueError) as error:
             raise MarsError(f"This is no event of a trace of version {TRACE_VERSION}: {error}.") from error
 
 
 def _choice(data: dict[str, Any]) -> TokenChoice:
     fields = dict(data)
-    fields["alternatives"] = tuple(Alternative(**item) for item in fields["alternatives"])
-    return TokenChoice(**fields)
+    fields["alternatives"] = tuple(_checked(Alternative(**item)) for item in fields["alternatives"])
+    return _checked(TokenChoice(**fields))
+
+
+# What a field of each annotation may hold. Files come from anywhere: what is drawn must be what it claims.
+_KINDS: dict[str, tuple[Any, ...]] = {
+    "int": (int,),
+    "bool": (bool,),
+    "float": (int, float),
+    "str": (str,),
+    "str | None": (str, type(None)),
+}
+_NAMES: dict[str, tuple[Any, ...]] = {
+    "Decided": get_args(Decided),
+    "Metric": METRICS,
+    "FinishReason | None": (*get_args(FinishReason), None),
+}
+_Item = TypeVar("_Item", "StepEvent", TokenChoice, Alternative)
+
+
+def _checked(item: _Item) -> _Item:
+    for field in dataclasses.fields(item):
+        value, kind = getattr(item, field.name), str(field.type)
+        right = value in _NAMES[kind] if kind in _NAMES else isinstance(value, _KINDS.get(kind, object))
+        if not right or (isinstance(value, float) and not math.isfinite(value)):
+            raise ValueError(f"{field.name} is {value!r}")
+    return item
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +310,10 @@ class Trace:
             )
         try:
             return cls(
-                prompt=tuple(data["prompt"]),
-                prompt_ids=tuple(data["prompt_ids"]),
+                prompt=tuple(
+                    {"role": str(item["role"]), "content": str(item["content"])} for item in data["prompt"]
+                ),
+                prompt_ids=tuple(int(token_id) for token_id in data["prompt_ids"]),
                 settings=dict(data["settings"]),
                 model=dict(data["model"]),
                 events=tuple(StepEvent.from_json(item) for item in data["events"]),

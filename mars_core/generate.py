@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -9,13 +10,13 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
@@ -26,6 +27,8 @@ from .row import Request
 from .settings import DecodeSettings, Metric
 
 _WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
+# What `generate` prepares for a model's forward whether asked to or not; the engine makes its own.
+_PREPARED = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep"}
 
 
 def mars_generate(
@@ -39,23 +42,24 @@ def mars_generate(
     block_size: int = 4,
     metric: Metric = "probability",
     mask_token_id: int | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
     seed: int | None = None,
-    streamer: BaseStreamer | None = None,
-    attention_mask: torch.Tensor | None = None,
+    token_streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor:
     """The decoding loop for ``generate(custom_generate=…)``.
 
     Args:
-        model, input_ids, generation_config, logits_processor, stopping_criteria, attention_mask: as
-            `generate` prepares them; prompts [R, L], padded on the left.
+        model, input_ids, generation_config, logits_processor, stopping_criteria: as `generate`
+            prepares them; prompts [R, L], padded on the left.
         threshold, block_size, metric: see `mars_core.DecodeSettings`. threshold=1 is ordinary decoding.
-        mask_token_id: the mask token; by default that of the model's config or of `tokenizer`.
-        tokenizer: only to look the mask token up.
-        seed: of the sampling; by default drawn from torch's global random stream, so that
-            ``torch.manual_seed`` governs it as it does in `generate`.
-        streamer: is given each forward's new tokens together (one prompt only).
+        mask_token_id: the mask token; by default that of the model's config.
+        seed: of the sampling, one more for each further prompt; by default drawn from torch's global
+            random stream, so that ``torch.manual_seed`` governs it as it does in `generate`.
+        token_streamer: is given the prompt, then each forward's new tokens together (one prompt only).
+            `generate` (5.24) hands a callable neither its own `streamer` nor its `tokenizer`, so those
+            names would be lost without a word.
+        model_kwargs: what `generate` prepares for a forward, the attention mask of a padded batch among
+            it (named as a parameter here, `generate` would give it twice).
 
     Returns:
         ids [R, L + new], prompts included; rows that ended early are filled up with the pad token.
@@ -63,8 +67,11 @@ def mars_generate(
     Raises:
         MarsError: no mask token, or an option of `generate` that MARS decoding does not know.
     """
-    loaded = _as_loaded(model, mask_token_id, tokenizer, generation_config, logits_processor)
-    _refuse_unknown(generation_config, logits_processor, stopping_criteria, input_ids, streamer)
+    _refuse_unknown(generation_config, logits_processor, stopping_criteria, model_kwargs)
+    if token_streamer is not None and input_ids.shape[0] > 1:
+        raise MarsError(f"A streamer takes one prompt at a time, not {input_ids.shape[0]}.")
+    loaded = _as_loaded(model, mask_token_id, generation_config)
+    first_seed = int(torch.randint(2**31, ())) if seed is None else seed
     settings = DecodeSettings(
         threshold=threshold,
         block_size=block_size,
@@ -73,39 +80,44 @@ def mars_generate(
         temperature=(generation_config.temperature or 1.0) if generation_config.do_sample else 0.0,
         top_k=generation_config.top_k or 0,
         top_p=generation_config.top_p or 1.0,
-        seed=int(torch.randint(2**31, ())) if seed is None else seed,
+        seed=first_seed,
     )
-    outputs = _run(Engine(loaded), input_ids, attention_mask, settings, streamer)
+    # rows of one seed would draw alike, and several answers to one prompt be one answer
+    requests = [
+        Request(prompt, dataclasses.replace(settings, seed=first_seed + row))
+        for row, prompt in enumerate(_without_padding(input_ids, model_kwargs.get("attention_mask")))
+    ]
+    outputs = _run(Engine(loaded), requests, token_streamer)
     return _stack(input_ids, outputs, _pad_id(generation_config))
 
 
-def _run(
-    engine: Engine,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    settings: DecodeSettings,
-    streamer: BaseStreamer | None,
-) -> list[list[int]]:
+def _without_padding(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
+    if attention_mask is None:
+        return input_ids.tolist()
+    return [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
+
+
+def _run(engine: Engine, requests: list[Request], streamer: BaseStreamer | None) -> list[list[int]]:
     """New tokens of each row; all rows are decoded together."""
-    prompts = [
-        ids.tolist() if attention_mask is None else ids[attention_mask[row].bool()].tolist()
-        for row, ids in enumerate(input_ids)
-    ]
-    streams = [engine.stream(Request(prompt, settings)) for prompt in prompts]
-    outputs: list[list[int]] = [[] for _ in prompts]
-    active = dict(enumerate(streams))
-    while active:
-        for row in list(active):
-            event = next(active[row], None)
-            if event is None:
-                del active[row]
-                continue
-            ids = [choice.id for choice in event.committed]
-            outputs[row] += ids
-            if streamer is not None and ids:
-                streamer.put(torch.tensor(ids))
+    active = {row: engine.stream(request) for row, request in enumerate(requests)}
+    outputs: list[list[int]] = [[] for _ in requests]
     if streamer is not None:
-        streamer.end()
+        streamer.put(torch.tensor(requests[0].prompt_ids))
+    try:
+        while active:
+            for row in list(active):
+                event = next(active[row], None)
+                if event is None:
+                    del active[row]
+                    continue
+                ids = [choice.id for choice in event.committed]
+                outputs[row] += ids
+                if streamer is not None and ids:
+                    streamer.put(torch.tensor(ids))
+    finally:
+        # after an error too: somebody may be waiting for the next token in another thread
+        if streamer is not None:
+            streamer.end()
     return outputs
 
 
@@ -127,20 +139,11 @@ def _eos_ids(config: GenerationConfig) -> set[int]:
 
 
 def _as_loaded(
-    model: PreTrainedModel,
-    mask_token_id: int | None,
-    tokenizer: PreTrainedTokenizerBase | None,
-    generation_config: GenerationConfig,
-    logits_processor: LogitsProcessorList | None,
+    model: PreTrainedModel, mask_token_id: int | None, generation_config: GenerationConfig
 ) -> LoadedModel:
-    found = (
-        mask_token_id,
-        getattr(model.config, "mask_token_id", None),
-        getattr(tokenizer, "mask_token_id", None),
-    )
-    mask = next((token_id for token_id in found if token_id is not None), None)
+    mask = getattr(model.config, "mask_token_id", None) if mask_token_id is None else mask_token_id
     if mask is None:
-        raise MarsError("mask_token_id is missing: give mask_token_id=… or tokenizer=… to generate.")
+        raise MarsError("mask_token_id is missing: give generate mask_token_id=tokenizer.mask_token_id.")
     stop_ids = _eos_ids(generation_config)
     suppressed = {mask, *(generation_config.suppress_tokens or ())} - stop_ids
     return LoadedModel(
@@ -154,7 +157,7 @@ def _as_loaded(
         suppressed_token_ids=tuple(sorted(suppressed)),
         context_length=model.config.get_text_config().max_position_embeddings,
         mars_tuned=True,
-        name=model.config.name_or_path,
+        name=model.config.name_or_path or type(model).__name__,
     )
 
 
@@ -162,8 +165,7 @@ def _refuse_unknown(
     config: GenerationConfig,
     processors: LogitsProcessorList | None,
     criteria: StoppingCriteriaList | None,
-    input_ids: torch.Tensor,
-    streamer: BaseStreamer | None,
+    model_kwargs: dict[str, Any],
 ) -> None:
     """An option that would be ignored is an error instead."""
     known = (*_WARPERS, SuppressTokensLogitsProcessor)
@@ -175,7 +177,11 @@ def _refuse_unknown(
     ]
     if unknown:
         raise MarsError(f"MARS decoding does not support {', '.join(unknown)}; leave out what asks for it.")
-    if (config.num_beams or 1) > 1 or config.return_dict_in_generate:
-        raise MarsError("MARS decoding supports neither beams nor return_dict_in_generate.")
-    if streamer is not None and input_ids.shape[0] > 1:
-        raise MarsError(f"A streamer takes one prompt at a time, not {input_ids.shape[0]}.")
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise MarsError(f"MARS decoding is greedy or samples; these options ask for {mode.value}.")
+    if config.return_dict_in_generate:
+        raise MarsError("MARS decoding returns ids; leave return_dict_in_generate out.")
+    given = {name for name, value in model_kwargs.items() if value is not None} - _PREPARED
+    if given:
+        raise MarsError(f"MARS decoding does not support {', '.join(sorted(given))}; leave that out.")

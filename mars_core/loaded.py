@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,3 +44,9 @@ class LoadedModel:
     name: str
     origins: dict[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the embedding table: ids from here on cannot be fed."""
+        embedding: Any = self.model.get_input_embeddings()
+        return embedding.weight.shape[0]

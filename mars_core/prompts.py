@@ -8,18 +8,23 @@ message is encoded as ordinary characters.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from .errors import MarsError
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
 ROLES = ("system", "user", "assistant")
-# Zero-width and joining characters that `str.strip` keeps, but that leave nothing to read by themselves
-_INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
+# Unicode categories of characters that leave nothing to read by themselves: controls, and formatting such
+# as zero-width spaces, joiners and byte-order marks
+_INVISIBLE = ("Cc", "Cf")
+_CUT = "\ud800"  # a lone surrogate, which no message holds
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class FittedPrompt:
 
 def is_blank(text: str | None) -> bool:
     """True where there is nothing to read: empty, white space, zero-width characters."""
-    return not (text or "").strip().strip(_INVISIBLE).strip()
+    return all(char.isspace() or unicodedata.category(char) in _INVISIBLE for char in text or "")
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -42,6 +47,8 @@ def check_messages(messages: Sequence[Message]) -> None:
     for message in messages:
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
             raise MarsError(f"A message needs a role ({', '.join(ROLES)}) and a content that is text.")
+        if _LONE_SURROGATE.search(message["content"]):
+            raise MarsError("The message holds half a character (a lone surrogate): type that part again.")
     if is_blank(messages[-1]["content"]):
         raise MarsError("The message is empty: type something first.")
 
@@ -53,7 +60,8 @@ def chat_prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Messa
     special token. Without a chat template the messages are joined by blank lines.
 
     Raises:
-        MarsError: no messages, an unknown role, an empty last message.
+        MarsError: no messages, an unknown role, an empty last message, or a conversation that the
+            template refuses (some know no system prompt).
     """
     check_messages(messages)
     markers = _special_texts(tokenizer)
@@ -98,9 +106,12 @@ def _special_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tokenize: bool) -> Any:
-    return tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=True, tokenize=tokenize, return_dict=False
-    )
+    try:
+        return tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=tokenize, return_dict=False
+        )
+    except TemplateError as error:
+        raise MarsError(f"The model's chat template refuses this conversation: {error}.") from error
 
 
 def _guarded_ids(
@@ -121,6 +132,21 @@ def _guarded_ids(
         if piece in markers:
             ids.append(tokenizer.convert_tokens_to_ids(piece))  # type: ignore[arg-type]
         elif piece:
-            text = fill.sub(lambda match: contents[match.group()], piece)
-            ids += tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            ids += _plain_ids(tokenizer, fill.sub(lambda match: contents[match.group()], piece))
+    return ids
+
+
+def _plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Encode text without any added token.
+
+    Tokenizers can be told to split special tokens, but not added ones that are not called special (Qwen's
+    ``</think>`` or ``<tool_call>``, control tokens all the same): those are cut behind their first character.
+    """
+    for token in tokenizer.added_tokens_decoder.values():
+        content = str(token)
+        if not token.special and len(content) > 1:
+            text = text.replace(content, f"{content[0]}{_CUT}{content[1:]}")
+    ids: list[int] = []
+    for piece in text.split(_CUT):
+        ids += tokenizer(piece, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     return ids

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .acceptance import accepted_length, make_sampler, predict
+from .acceptance import accepted_length, check_numbers, make_sampler, predict
 from .loaded import LoadedModel
 from .settings import DecodeSettings, one_token_mode
 
@@ -17,11 +17,11 @@ from .settings import DecodeSettings, one_token_mode
 def reference_generate(
     loaded: LoadedModel, prompt_ids: list[int], settings: DecodeSettings
 ) -> list[list[int]]:
-    """The tokens that each forward commits."""
+    """The tokens that each forward commits. No text here, so no stop strings."""
     live = settings.live_values()
     sampler = make_sampler(settings, loaded.device)
     suppressed = torch.tensor(loaded.suppressed_token_ids, dtype=torch.long, device=loaded.device)
-    stop_ids = loaded.stop_token_ids | set(settings.stop_token_ids)
+    stop_ids = set(settings.stop_token_ids) | (set() if settings.ignore_eos else loaded.stop_token_ids)
     one_token = one_token_mode(settings.mode, settings.threshold, settings.metric)
     tokens, groups, remaining = list(prompt_ids), [], settings.max_new_tokens
     while remaining > 0:
@@ -29,6 +29,7 @@ def reference_generate(
         ids = torch.tensor([tokens + [loaded.mask_token_id] * num_masks], device=loaded.device)
         logits = loaded.model(input_ids=ids, use_cache=False).logits[:, -1 - num_masks :]
         predictions = predict(logits, [sampler], suppressed, 2)[0]
+        check_numbers(predictions)
         group = []
         for prediction in predictions[: accepted_length(predictions, live)]:
             group.append(prediction.id)

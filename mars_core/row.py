@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .acceptance import Prediction, Sampler, accepted_length, make_sampler
+from .acceptance import Prediction, Sampler, accepted_length, check_numbers, make_sampler
 from .errors import MarsError
 from .events import Alternative, Decided, FinishReason, StepEvent, TokenChoice
 from .loaded import LoadedModel
@@ -33,12 +34,8 @@ class Request:
 
 def check_request(request: Request, loaded: LoadedModel) -> None:
     """Refuse what cannot work before anything is computed. Raises `MarsError`."""
+    _check_ids(request.prompt_ids, loaded)
     settings, num_prompt = request.settings, len(request.prompt_ids)
-    if not num_prompt:
-        raise MarsError("prompt_ids is empty: there is nothing to continue.")
-    table_rows = loaded.model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
-    if not all(0 <= token_id < table_rows for token_id in request.prompt_ids):
-        raise MarsError(f"prompt_ids holds ids outside 0 … {table_rows - 1}, the model's vocabulary.")
     if settings.stop_strings and loaded.tokenizer is None:
         raise MarsError("stop_strings need a tokenizer, and this model was given without one.")
     room = loaded.context_length - num_prompt - settings.block_size + 1
@@ -48,6 +45,18 @@ def check_request(request: Request, loaded: LoadedModel) -> None:
             f"model's context holds {loaded.context_length}: shorten the prompt"
             + (f" or ask for at most {room} tokens." if room > 0 else ".")
         )
+
+
+def _check_ids(prompt_ids: Sequence[int], loaded: LoadedModel) -> None:
+    if prompt_ids is None or not len(prompt_ids):
+        raise MarsError("prompt_ids is empty: there is nothing to continue.")
+    table_rows = loaded.num_embeddings
+    try:
+        known = all(0 <= operator.index(token_id) < table_rows for token_id in prompt_ids)
+    except TypeError as error:
+        raise MarsError("prompt_ids holds more than whole numbers: give one list of ids.") from error
+    if not known:
+        raise MarsError(f"prompt_ids holds ids outside 0 … {table_rows - 1}, the model's vocabulary.")
 
 
 class Row:
@@ -62,7 +71,7 @@ class Row:
         self.live = request.live or LiveSettings(settings.live_values())
         self.vocabulary = vocabulary
         self.mask_token_id = loaded.mask_token_id
-        self.tokens = list(request.prompt_ids)
+        self.tokens = [operator.index(token_id) for token_id in request.prompt_ids]
         self.num_prompt = len(self.tokens)
         self.num_cached = 0
         self.num_forwards = 0
@@ -71,14 +80,16 @@ class Row:
         self.stop_ids |= frozenset(settings.stop_token_ids)
         self.text = vocabulary.stream()
         self.stop_strings = StopStrings(settings.stop_strings)
-        self.events: deque[StepEvent] = deque()
+        self.events: deque[StepEvent] = deque()  # not yet taken
+        self.last_event: StepEvent | None = None
         self.error: BaseException | None = None
+        self.abandoned = False  # its caller is gone; set from any thread, at any time
         self.finish_reason: FinishReason | None = None
         self.started = time.perf_counter()
 
     @property
     def ended(self) -> bool:
-        return self.finish_reason is not None or self.error is not None
+        return self.finish_reason is not None or self.error is not None or self.abandoned
 
     @property
     def num_remaining(self) -> int:
@@ -91,11 +102,13 @@ class Row:
         return self.num_cached < self.num_prompt
 
     def next_window(self, live: LiveValues, chunk: int) -> RowWindow:
-        """What this row feeds next: at most `chunk` uncached tokens, and masks behind the last of all.
+        """What this row feeds next: at most `chunk` tokens of the prompt, or all that were committed and are
+        not cached yet; masks behind the last of all.
 
         No more masks than the budget has room for: their predictions could not be committed.
         """
-        pending = self.tokens[self.num_cached : self.num_cached + chunk]
+        end = self.num_cached + chunk if self.in_prefill else None
+        pending = self.tokens[self.num_cached : end]
         if self.num_cached + len(pending) < len(self.tokens):
             return RowWindow(pending, 0, self.num_cached, 0)
         num_masks = 0 if self._one_token(live) else min(live.block_size, self.num_remaining) - 1
@@ -116,6 +129,7 @@ class Row:
             start: `time.perf_counter` when the step began.
             num_rows: rows that shared the forward.
         """
+        check_numbers(predictions)
         prefill = self.in_prefill
         self.num_cached += len(window.tokens)
         accepted = accepted_length(predictions, live)
@@ -139,6 +153,7 @@ class Row:
             num_rows=num_rows,
         )
         self.num_forwards += 1
+        self.last_event = event
         self.events.append(event)
 
     def _take(self, predictions: list[Prediction]) -> tuple[tuple[TokenChoice, ...], list[str]]:
@@ -147,7 +162,8 @@ class Row:
         pieces: list[str] = []
         for offset, prediction in enumerate(predictions):
             self.tokens.append(prediction.id)
-            piece = self.text.push(prediction.id)
+            # what ends the generation is no part of the text, even if it is an ordinary token
+            piece = "" if prediction.id in self.stop_ids else self.text.push(prediction.id)
             pieces.append(self.stop_strings.push(piece))
             committed.append(self._choice(prediction, "accepted" if offset else "ar", piece))
             self.finish_reason = self._reason_to_end(prediction.id)
@@ -182,28 +198,16 @@ class Row:
             probability=prediction.probability,
             margin=prediction.margin,
             entropy=prediction.entropy,
-            alternatives=tuple(Alternative(i, label(i), p) for i, p in prediction.best),
+            # the forward may have named more, for another row
+            alternatives=tuple(
+                Alternative(i, label(i), p) for i, p in prediction.best[: self.settings.num_alternatives]
+            ),
         )
 
     def cancel(self) -> None:
         """End without another forward; tell so in a last event that commits nothing."""
-        live = self.live.read()
         self.finish_reason = "cancelled"
-        self.events.append(
-            StepEvent(
-                index=self.num_forwards,
-                prefill=self.in_prefill,
-                committed=(),
-                candidates=(),
-                text=self._last_text(),
-                threshold=live.threshold,
-                metric=live.metric,
-                block_size=live.block_size,
-                one_token=self._one_token(live),
-                window_length=0,
-                num_cached=self.num_cached,
-                seconds=0.0,
-                elapsed=time.perf_counter() - self.started,
-                finish_reason="cancelled",
-            )
+        last = StepEvent.without_forward(
+            self.last_event, self.live.read(), "cancelled", text=self._last_text()
         )
+        self.events.append(last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,7 @@ Metric = Literal["probability", "margin", "entropy"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 METRICS: tuple[Metric, ...] = get_args(Metric)
 MAX_BLOCK_SIZE = 64
+MIN_TEMPERATURE = 0.001
 
 
 def one_token_mode(mode: Mode, threshold: float, metric: Metric) -> bool:
@@ -59,6 +61,7 @@ class LiveSettings:
     def __init__(self, values: LiveValues | None = None) -> None:
         self._values = values or LiveValues()
         self._cancelled = False
+        self._lock = threading.Lock()
 
     def read(self) -> LiveValues:
         """The values in force now."""
@@ -66,8 +69,9 @@ class LiveSettings:
 
     def update(self, **changes: Any) -> LiveValues:
         """Replace some values; what is invalid raises `MarsError` and changes nothing."""
-        self._values = dataclasses.replace(self._values, **changes)
-        return self._values
+        with self._lock:  # two threads that turn different values both have their way
+            self._values = dataclasses.replace(self._values, **changes)
+            return self._values
 
     def cancel(self) -> None:
         """End the generation before its next forward."""
@@ -115,16 +119,26 @@ class DecodeSettings:
             raise MarsError(f"mode is {self.mode!r}; allowed are {', '.join(MODES)}.")
         self.live_values()
         _integer("max_new_tokens", self.max_new_tokens, low=1)
-        _number("temperature", self.temperature, allowed="0 (greedy) to 10", low=0, high=10)
+        # logits divided by less could overflow
+        lowest = MIN_TEMPERATURE if self.temperature else 0
+        allowed = f"0 (greedy), or {MIN_TEMPERATURE} to 10"
+        _number("temperature", self.temperature, allowed=allowed, low=lowest, high=10)
         _integer("top_k", self.top_k, low=0)
         _number("top_p", self.top_p, allowed="above 0, up to 1", low=1e-6, high=1)
         _integer("num_alternatives", self.num_alternatives, low=0, high=32)
         if self.seed is not None:
             _integer("seed", self.seed, low=0, high=2**63 - 1)
+        # a lone string is a sequence too, of its characters: not what its giver meant
+        if not isinstance(self.stop_token_ids, (tuple, list)):
+            raise MarsError(f"stop_token_ids is {self.stop_token_ids!r}; allowed is a tuple of token ids.")
         for token_id in self.stop_token_ids:
             _integer("stop_token_ids", token_id, low=0)
-        if any(not isinstance(text, str) or not text for text in self.stop_strings):
-            raise MarsError(f"stop_strings is {self.stop_strings!r}; each must be a non-empty string.")
+        if not isinstance(self.stop_strings, (tuple, list)) or not all(
+            isinstance(text, str) and text for text in self.stop_strings
+        ):
+            raise MarsError(
+                f"stop_strings is {self.stop_strings!r}; allowed is a tuple of strings, none empty."
+            )
 
     def live_values(self) -> LiveValues:
         """The part of these settings that may change while the generation runs."""

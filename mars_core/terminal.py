@@ -81,7 +81,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
     figures = counter.read()
     print()
     if arguments.json:
-        print(json.dumps(_summary(loaded, settings, figures, "".join(pieces)), ensure_ascii=False))
+        print(json.dumps(_summary(loaded, settings, figures, "".join(pieces))))
     else:
         print(_figures_line(loaded, settings, figures))
     return 130 if figures.finish_reason == "cancelled" else 0

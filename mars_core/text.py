@@ -2,12 +2,15 @@
 
 Invariant, for every way of cutting the tokens into chunks: the pieces of `TextStream.push`, and of
 `TextStream.finish` at the end, joined, equal ``tokenizer.decode(all ids, skip_special_tokens=True)``.
+A decoder that rewrites text it has already given (WordPiece's clean-up of " n't") cannot be streamed
+exactly; there the spacing may differ, and still nothing is lost.
 """
 
 from __future__ import annotations
 
 import codecs
 import functools
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,6 +23,10 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     text = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     return text
+
+
+# How vocabularies with byte fallback (Llama 2, Mistral, Gemma) spell a token that is one byte
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 class TextStream(Protocol):
@@ -48,7 +55,7 @@ class Vocabulary:
         """A new, empty stream."""
         if self.tokenizer is None:
             return _NoText()
-        return _ByteStream(self) if self.is_byte_level else _WindowStream(self.tokenizer)
+        return _ByteStream(self) if self.is_byte_level else _WindowStream(self)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a byte-level token stands for; b"" for special tokens and ids past the vocabulary."""
@@ -62,10 +69,21 @@ class Vocabulary:
         except KeyError:  # an added token: it stands for its own text
             return token.encode()
 
+    def fallback_byte(self, token_id: int) -> bytes | None:
+        """The byte of a byte-fallback token; None for any other."""
+        if self.tokenizer is None or self.is_byte_level:
+            return None
+        token = self.tokenizer.convert_ids_to_tokens(token_id)
+        match = _BYTE_TOKEN.fullmatch(token) if isinstance(token, str) else None
+        return bytes.fromhex(match[1]) if match else None
+
     def _label(self, token_id: int) -> str:
         """One token by itself, printable: bytes that are no character as ``⟨F0 9F⟩``."""
         if self.tokenizer is None:
             return ""
+        fallback = self.fallback_byte(token_id)
+        if fallback is not None:
+            return _readable(fallback)
         if token_id in self.special_ids or not self.is_byte_level:
             return self.tokenizer.decode([token_id], skip_special_tokens=False)  # type: ignore[return-value]
         raw = self.token_bytes(token_id)
@@ -116,31 +134,42 @@ class _WindowStream:
     """For any other tokenizer: decode the last few tokens with and without the new one, and take the
     difference.
 
-    Where a difference cannot be told (the text so far changed), the text is held back until it can.
+    The window always holds a token with text before the new one: decoders treat the first text of all
+    differently (its leading space goes). A run of byte-fallback tokens is decoded as one, so that a bad
+    byte turns the good characters before it bad too: nothing of it is final before it ends.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        assert vocabulary.tokenizer is not None
+        self.vocabulary = vocabulary
+        self.tokenizer = vocabulary.tokenizer
         self.ids: list[int] = []
-        self.text = ""  # all that was given out
         self.window = 0  # decoding starts at this token …
         self.given = 0  # … and the text of tokens up to this one was given out
+        self.in_bytes = False  # the last token that adds text is a byte
 
     def push(self, token_id: int) -> str:
         self.ids.append(token_id)
-        before = decode(self.tokenizer, self.ids[self.window : self.given])
-        after = decode(self.tokenizer, self.ids[self.window :])
-        if after.endswith("\ufffd") or not after.startswith(before):
-            return ""
-        self.window, self.given = self.given, len(self.ids)
-        return self._give(after[len(before) :])
+        if token_id in self.vocabulary.special_ids:
+            return ""  # no text of its own, and it does not end a run of bytes
+        self.in_bytes = self.vocabulary.fallback_byte(token_id) is not None
+        return "" if self.in_bytes else self._give(final=False)
 
     def finish(self) -> str:
-        whole = decode(self.tokenizer, self.ids)
-        return self._give(whole[len(self.text) :] if whole.startswith(self.text) else "")
+        return self._give(final=True)
 
-    def _give(self, piece: str) -> str:
-        self.text += piece
+    def _give(self, final: bool) -> str:
+        before = decode(self.tokenizer, self.ids[self.window : self.given])
+        after = decode(self.tokenizer, self.ids[self.window :])
+        if after.endswith("\ufffd") and not final:
+            return ""
+        if after.startswith(before):
+            piece = after[len(before) :]
+        else:  # the decoder rewrote what was given: the new tokens by themselves, rather than nothing
+            piece = decode(self.tokenizer, self.ids[self.given :])
+        if piece:
+            self.window = self.given
+        self.given = len(self.ids)
         return piece
 
 
@@ -165,10 +194,13 @@ class StopStrings:
         if not self.strings:
             return piece
         self.held += piece
-        places = [place for place in map(self.held.find, self.strings) if place >= 0]
+        # The one complete first; of those complete together the one that began first. So the text does not
+        # depend on how it was cut into pieces.
+        found = [(self.held.find(text) + len(text), self.held.find(text)) for text in self.strings]
+        places = [(end, place) for end, place in found if place >= 0]
         if places:
             self.found = True
-            return self._release(min(places), drop_rest=True)
+            return self._release(min(places)[1], drop_rest=True)
         return self._release(len(self.held) - self._overlap())
 
     def finish(self) -> str:

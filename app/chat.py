@@ -1,0 +1,302 @@
+"""The Chat tab: one conversation, its answer drawn as it is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import gradio as gr
+
+from mars_core import DecodeSettings, Engine, MarsError, Request, StepEvent, Trace, fit_prompt
+from mars_core.events import StatisticsCounter
+from mars_core.prompts import Message, is_blank
+
+from .baseline import OneTokenBaseline
+from .conversation import Conversation, conversation
+from .dial import Dial, DialValues
+from .examples import EXAMPLES
+from .feed import Feed, messages
+from .figures import Figures
+from .honesty import honesty_line, model_facts
+from .link import COPY_LINK_SCRIPT, from_link
+from .live import LiveRegistry
+from .live_chart import LiveChart
+from .token_view import TokenView
+
+logger = logging.getLogger(__name__)
+
+Update = dict[Any, Any]
+STOP_WAIT_S = 10.0
+DOWNLOAD_SCRIPT = """(trace) => {
+  if (!trace) return;
+  const link = document.createElement('a');
+  link.href = URL.createObjectURL(new Blob([trace], { type: 'application/json' }));
+  link.download = `mars-trace-${new Date().toISOString().slice(0, 19).replace(/:/g, '')}.json`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}"""
+
+
+class ChatTab:
+    """Components and events of the tab, in the Blocks where it is made."""
+
+    def __init__(self, engine: Engine, registry: LiveRegistry, baseline: OneTokenBaseline) -> None:
+        self.engine, self.registry, self.baseline = engine, registry, baseline
+        self.note = honesty_line(engine.loaded)
+        self.messages = gr.State([])
+        self.trace = gr.State(None)
+        with gr.Row(elem_id="chat"):
+            with gr.Column(scale=3, min_width=320, elem_id="thread"):
+                self._build_thread()
+            with gr.Column(scale=2, min_width=300, elem_id="dial"):
+                self._build_dial()
+
+    def _build_thread(self) -> None:
+        self.conversation = Conversation(elem_id="conversation")
+        self.view = TokenView(elem_id="token-view", view_height="none")
+        with gr.Row(elem_id="examples"):
+            self.examples = [
+                gr.Button(example.label, size="sm", elem_classes="example") for example in EXAMPLES
+            ]
+        with gr.Row(elem_id="composer", equal_height=True):
+            self.box = gr.Textbox(
+                placeholder="Ask something …",
+                label="Your message (Enter sends, Shift+Enter breaks the line)",
+                show_label=False,
+                container=False,
+                lines=1,
+                max_lines=8,
+                scale=8,
+                autofocus=True,
+                elem_id="box",
+            )
+            self.send = gr.Button("Send", variant="primary", scale=1, min_width=76, elem_id="send")
+            self.stop = gr.Button("Stop", variant="stop", scale=1, min_width=76, elem_id="stop")
+        with gr.Row(elem_id="tools"):
+            small: dict[str, Any] = dict(size="sm", min_width=60, scale=0)
+            self.retry = gr.Button("Retry", **small)
+            self.undo = gr.Button("Undo", **small)
+            self.clear = gr.Button("Clear", **small)
+            self.copy_link = gr.Button("Copy link", elem_id="copy-link", **small)
+            self.download = gr.Button("Download trace", **small)
+
+    def _build_dial(self) -> None:
+        self.dial = Dial(self.engine.loaded, self.registry)
+        self.figures = Figures(note=self.note, elem_id="figures")
+        self.chart = LiveChart(elem_id="live-chart")
+        # holds a trace on its way to the browser's download, never shown
+        self.download_text = gr.Textbox(visible="hidden")
+
+    # ---- events ----
+
+    def connect(self, demo: gr.Blocks) -> None:
+        """Wire everything up."""
+        run: dict[str, Any] = dict(
+            outputs=[
+                self.messages,
+                self.conversation,
+                self.box,
+                self.view,
+                self.figures,
+                self.chart,
+                self.trace,
+            ],
+            show_progress="hidden",
+            trigger_mode="once",
+            concurrency_id="generation",
+            concurrency_limit=8,
+            api_visibility="private",
+        )
+        state = [self.messages, *self.dial.inputs]
+        running = [
+            gr.on([self.box.submit, self.send.click], self._send, [self.box, *state], **run),
+            gr.on([self.retry.click, self.conversation.retry], self._retry, state, **run),
+            self.conversation.edit(self._edit, state, **run),
+        ]
+        for button, example in zip(self.examples, EXAMPLES, strict=True):
+            running.append(button.click(_ask(self._send, example.prompt), state, **run))
+        self._connect_tools(running)
+        self.dial.connect()
+        demo.load(
+            from_link, None, [self.box, *self.dial.inputs], show_progress="hidden", api_visibility="private"
+        )
+        demo.unload(self._leave)
+
+    def _connect_tools(self, running: list[Any]) -> None:
+        quick: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
+        # the flag first, so that the last figures get through; cancelling is for a run that hangs
+        self.stop.click(self._stop, None, None, **quick).then(None, cancels=running)
+        kept = [self.messages, self.conversation, self.box, self.view, self.figures, self.chart, self.trace]
+        self.undo.click(self._undo, [self.messages], kept, **quick)
+        self.clear.click(self._clear, None, kept, **quick)
+        self.copy_link.click(None, [self.box, self.conversation, *self.dial.inputs], js=COPY_LINK_SCRIPT)
+        self.download.click(self._trace_text, self.trace, self.download_text, **quick).then(
+            None, self.download_text, js=DOWNLOAD_SCRIPT
+        )
+
+    def _send(self, request: gr.Request, text: str, history: list[Message], *dial: Any) -> Iterator[Update]:
+        if is_blank(text):
+            gr.Info("Type a question first.")
+            return
+        yield from self._answer([*history, {"role": "user", "content": text}], dial, request)
+
+    def _retry(self, request: gr.Request, history: list[Message], *dial: Any) -> Iterator[Update]:
+        asked = [*history]
+        while asked and asked[-1]["role"] == "assistant":
+            asked.pop()
+        if not asked:
+            gr.Info("There is nothing to answer again yet.")
+            return
+        yield from self._answer(asked, dial, request, before=history)
+
+    def _edit(
+        self, request: gr.Request, event: gr.EventData, history: list[Message], *dial: Any
+    ) -> Iterator[Update]:
+        data = event._data or {}
+        index, text = data.get("index"), data.get("text")
+        if not (isinstance(index, int) and 0 <= index < len(history)) or not isinstance(text, str):
+            return
+        if is_blank(text):
+            gr.Info("Type a question first.")
+            return
+        asked = [*history[:index], {"role": "user", "content": text}]
+        yield from self._answer(asked, dial, request, before=history)
+
+    def _answer(
+        self, asked: list[Message], dial: Any, request: gr.Request, before: list[Message] | None = None
+    ) -> Iterator[Update]:
+        """Answer the last of `asked`. What cannot even start leaves everything as it was (`before`)."""
+        try:
+            values = DialValues.read(dial)
+            settings = values.settings()
+            system = [{"role": "system", "content": values.system}] if not is_blank(values.system) else []
+            room = self.engine.loaded.context_length - settings.max_new_tokens - settings.block_size + 1
+            assert self.engine.loaded.tokenizer is not None
+            fitted = fit_prompt(self.engine.loaded.tokenizer, [*system, *asked], room)
+            prompt = Prompt([*system, *asked], fitted.ids, settings)
+        except MarsError as error:
+            gr.Warning(str(error))
+            yield {self.conversation: conversation(asked[:-1] if before is None else before, running=False)}
+            return
+        if fitted.num_dropped:
+            gr.Info(f"The {fitted.num_dropped} oldest messages no longer fit the model's context: left out.")
+        yield from self._write(asked, prompt, request)
+
+    def _write(self, asked: list[Message], prompt: Prompt, request: gr.Request) -> Iterator[Update]:
+        """Stream one answer; the last update holds the conversation with it, or the question back in the
+        box where not one character was written."""
+        feed = Feed(len(prompt.ids), self.note)
+        events: list[StepEvent] = []
+        yield {self.messages: asked, self.conversation: conversation(asked, running=True), self.box: ""}
+        try:
+            for message in messages(self._events(prompt, request, feed, events), feed):
+                yield {self.view: message, self.figures: message, self.chart: message}
+        except Exception as error:  # whatever happened, the page must come back to rest
+            failure = explain(error)
+            last = StepEvent.without_forward(
+                events[-1] if events else None, prompt.settings.live_values(), "error", error=failure
+            )
+            feed.push(last)
+            events.append(last)
+            gr.Warning(failure)
+        trace = Trace(
+            tuple(prompt.messages),
+            tuple(prompt.ids),
+            dataclasses.asdict(prompt.settings),
+            model_facts(self.engine.loaded),
+            tuple(events),
+        )
+        yield self._at_rest(asked, feed, trace)
+
+    def _at_rest(self, asked: list[Message], feed: Feed, trace: Trace) -> Update:
+        message = feed.final()
+        update: Update = {self.view: message, self.figures: message, self.chart: message, self.trace: trace}
+        if is_blank(feed.text):
+            kept, update[self.box] = asked[:-1], asked[-1]["content"]
+        else:
+            kept = [*asked, {"role": "assistant", "content": feed.text}]
+        return update | {self.messages: kept, self.conversation: conversation(kept, running=False)}
+
+    def _events(
+        self, prompt: Prompt, request: gr.Request, feed: Feed, kept: list[StepEvent]
+    ) -> Iterator[StepEvent]:
+        session = request.session_hash or ""
+        counter, shared = StatisticsCounter(len(prompt.ids)), False
+        with self.registry.running(session, prompt.settings.live_values()) as live:
+            with closing(self.engine.stream(Request(prompt.ids, prompt.settings, live))) as events:
+                for event in events:
+                    kept.append(event)
+                    self.baseline.add(event)
+                    counter.add(event)
+                    # forwards shared with other visitors take longer: then there is no fair comparison
+                    shared = shared or event.num_rows > 1
+                    feed.speedup = None if shared else self.baseline.speedup(counter.read().tokens_per_s)
+                    yield event
+
+    def _stop(self, request: gr.Request) -> None:
+        self.registry.cancel(request.session_hash or "", wait_s=STOP_WAIT_S)
+
+    def _leave(self, request: gr.Request) -> None:
+        """The tab was closed: nobody reads on."""
+        self.registry.cancel(request.session_hash or "")
+
+    def _undo(self, request: gr.Request, history: list[Message]) -> Update:
+        """Take back the last question with its answer; the question goes into the box."""
+        self._stop(request)
+        kept = [*history]
+        while kept and kept[-1]["role"] == "assistant":
+            kept.pop()
+        question = kept.pop()["content"] if kept else ""
+        return self._blank(kept) | {self.box: question}
+
+    def _clear(self, request: gr.Request) -> Update:
+        self._stop(request)
+        return self._blank([])
+
+    def _blank(self, kept: list[Message]) -> Update:
+        return {
+            self.messages: kept,
+            self.conversation: conversation(kept, running=False),
+            self.view: None,
+            self.figures: None,
+            self.chart: None,
+            self.trace: None,
+        }
+
+    def _trace_text(self, trace: Trace | None) -> str:
+        if trace is None:
+            gr.Info("There is no answer to save yet.")
+            return ""
+        return json.dumps(trace.to_json(), ensure_ascii=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """What an answer starts from."""
+
+    messages: list[Message]
+    ids: list[int]
+    settings: DecodeSettings
+
+
+def explain(error: Exception) -> str:
+    """One plain sentence for the page; the log has the rest."""
+    if isinstance(error, MarsError):
+        return str(error)
+    logger.error("An answer failed", exc_info=error)
+    if "out of memory" in str(error).lower() or isinstance(error, MemoryError):
+        return "The device ran out of memory. Shorten the conversation or ask for fewer tokens."
+    return f"The model failed ({type(error).__name__}). What was written is kept; try again."
+
+
+def _ask(send: Any, prompt: str) -> Any:
+    """`send` with its text given."""
+
+    def ask(request: gr.Request, history: list[Message], *dial: Any) -> Iterator[Update]:
+        yield from send(request, prompt, history, *dial)
+
+    return ask

@@ -1,0 +1,196 @@
+"""The dial: every setting of a generation, those that act at once and those of the next message."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from mars_core import DecodeSettings, LoadedModel, MarsError
+from mars_core.settings import METRICS, Metric
+
+from .live import LiveRegistry
+
+NEW_SEED_BOUND = 2**31
+
+
+@dataclass(frozen=True)
+class ThresholdScale:
+    """How τ is set for a metric: the slider's ends, where it starts, and what its ends mean."""
+
+    low: float
+    high: float
+    start: float
+    label: str
+    left: str
+    right: str
+
+
+SCALES: dict[Metric, ThresholdScale] = {
+    "probability": ThresholdScale(0.5, 1.0, 0.8, "Threshold τ on probability", "faster", "exact"),
+    "margin": ThresholdScale(0.0, 1.0, 0.7, "Threshold τ on margin p₁ − p₂", "faster", "exact"),
+    "entropy": ThresholdScale(0.0, 2.0, 0.5, "Threshold τ on entropy, nats", "exact", "faster"),
+}
+
+
+@dataclass(frozen=True)
+class DialValues:
+    """What the dial's components hold, in their order."""
+
+    threshold: float
+    block_size: int
+    metric: Metric
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int | None
+    system: str
+
+    @classmethod
+    def read(cls, values: Sequence[Any]) -> DialValues:
+        """From the components' raw values. Raises `MarsError` where a number is missing or no number."""
+        threshold, block_size, metric, max_new_tokens, temperature, top_p, seed, system = values
+        return cls(
+            threshold=_number("threshold", threshold),
+            block_size=round(_number("block size", block_size)),
+            metric=metric,
+            max_new_tokens=round(_number("max new tokens", max_new_tokens)),
+            temperature=_number("temperature", temperature),
+            top_p=_number("top-p", top_p),
+            seed=None if seed in (None, "") else round(_number("seed", seed)),
+            system=system or "",
+        )
+
+    def settings(self) -> DecodeSettings:
+        """As the engine takes them. Where text is sampled and no seed was given one is drawn here, so that
+        the trace knows it. Raises `MarsError` for what is out of range."""
+        seed = self.seed
+        if seed is None and self.temperature > 0:
+            seed = random.randrange(NEW_SEED_BOUND)
+        return DecodeSettings(
+            threshold=self.threshold,
+            block_size=self.block_size,
+            metric=self.metric,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=seed,
+        )
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise MarsError(f"{name} is {value!r}; give a number.")
+    return value
+
+
+class Dial:
+    """The components, in the page where it is made; `inputs` is the order `DialValues.read` expects."""
+
+    def __init__(self, loaded: LoadedModel, registry: LiveRegistry) -> None:
+        self.registry = registry
+        scale = SCALES["probability"]
+        start = scale.start if loaded.mars_tuned else 1.0
+        with gr.Column(elem_id="tau-bar"):
+            self.threshold = gr.Slider(
+                scale.low, scale.high, start, step=0.01, label=scale.label, elem_id="tau", buttons=[]
+            )
+            gr.HTML(
+                html_template='<div class="mars-ends"><span></span><output></output><span></span></div>',
+                js_on_load=_ENDS_SCRIPT,
+                elem_id="tau-ends",
+                apply_default_css=False,
+            )
+        with gr.Accordion("More settings", open=False, elem_id="more"):
+            gr.Markdown("Act at once, even on an answer that is being written:", elem_classes="mars-when")
+            self.block_size = gr.Slider(
+                1, max(8, 2 * loaded.block_size), loaded.block_size, step=1, label="Block size B", buttons=[]
+            )
+            self.metric = gr.Radio(list(METRICS), value="probability", label="What τ is compared with")
+            gr.Markdown("Act from the next message on:", elem_classes="mars-when")
+            longest = min(2048, loaded.context_length // 2)
+            self.max_new_tokens = gr.Slider(
+                1, longest, min(256, longest), step=1, label="Max new tokens", buttons=[]
+            )
+            self.temperature = gr.Slider(0, 1.5, 0, step=0.05, label="Temperature (0 is greedy)", buttons=[])
+            self.top_p = gr.Slider(0.05, 1, 1, step=0.01, label="Top-p", buttons=[])
+            self.seed = gr.Number(
+                None, precision=0, minimum=0, label="Seed", placeholder="a new one each time"
+            )
+            self.system = gr.Textbox("", lines=2, max_lines=6, label="System prompt")
+
+    @property
+    def inputs(self) -> list[Any]:
+        return [
+            self.threshold,
+            self.block_size,
+            self.metric,
+            self.max_new_tokens,
+            self.temperature,
+            self.top_p,
+            self.seed,
+            self.system,
+        ]
+
+    def connect(self) -> None:
+        """Let τ, B and the metric act on what is running: outside the queue, the newest position only."""
+        live: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
+        self.threshold.input(self._turn_threshold, self.threshold, trigger_mode="always_last", **live)
+        self.block_size.input(self._turn_block_size, self.block_size, trigger_mode="always_last", **live)
+        self.metric.input(self._turn_metric, self.metric, self.threshold, **live)
+
+    def _turn_threshold(self, threshold: float, request: gr.Request) -> None:
+        self._turn(request, threshold=_number("threshold", threshold))
+
+    def _turn_block_size(self, block_size: int, request: gr.Request) -> None:
+        self._turn(request, block_size=round(_number("block size", block_size)))
+
+    def _turn_metric(self, metric: Metric, request: gr.Request) -> Any:
+        # another metric is another scale: τ goes to where that one starts, in the same step
+        if metric not in SCALES:
+            raise gr.Error(f"There is no metric {metric!r}.")
+        self._turn(request, metric=metric, threshold=SCALES[metric].start)
+        return threshold_update(metric)
+
+    def _turn(self, request: gr.Request, **changes: Any) -> None:
+        try:
+            self.registry.update(request.session_hash or "", **changes)
+        except MarsError as error:
+            raise gr.Error(str(error)) from None
+
+
+def threshold_update(metric: Metric, value: float | None = None) -> Any:
+    """The slider for a metric, at `value` or where that metric starts."""
+    scale = SCALES[metric]
+    position = scale.start if value is None else min(max(value, scale.low), scale.high)
+    return gr.update(minimum=scale.low, maximum=scale.high, value=position, label=scale.label)
+
+
+# Reads the slider itself, so that the words follow the hand with no round trip. It may be mounted later.
+_ENDS_SCRIPT = """
+const [left, output, right] = element.querySelector('.mars-ends').children;
+function follow(tau) {
+  const slider = tau.querySelector('input[type=range]');
+  const show = () => {
+    const byEntropy = slider.max === '2';
+    const [value, low, high] = [slider.value, slider.min, slider.max].map(Number);
+    left.textContent = byEntropy ? 'exact' : 'faster';
+    right.textContent = byEntropy ? 'faster' : 'exact';
+    const exact = byEntropy ? value <= low : value >= high;
+    output.textContent = exact ? '1 token a forward' : '';
+  };
+  document.addEventListener('input', () => setTimeout(show));
+  new MutationObserver(() => setTimeout(show)).observe(tau, { subtree: true, attributes: true });
+  show();
+}
+function wait() {
+  const tau = document.querySelector('#tau');
+  if (tau?.querySelector('input[type=range]')) follow(tau);
+  else setTimeout(wait, 50);
+}
+wait();
+"""

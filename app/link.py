@@ -1,0 +1,87 @@
+"""Links that open the page ready to run: prompt and settings in the address, no state on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+
+from mars_core import MarsError
+from mars_core.settings import METRICS
+
+from .dial import threshold_update
+
+MAX_PROMPT = 8000  # characters; longer addresses are cut by servers and browsers
+NAMES = ("tau", "b", "metric", "max", "temperature", "top_p", "seed", "system")
+
+# Inputs: text box, conversation (as JSON), then the dial in `Dial.inputs`' order, named as in NAMES.
+COPY_LINK_SCRIPT = """async (box, conversation, ...dial) => {
+  const names = NAMES;
+  const asked = JSON.parse(conversation).messages.filter(({ role }) => role === 'user').at(-1)?.text;
+  const link = new URL(location.pathname, location.origin);
+  link.searchParams.set('prompt', box || asked || '');
+  names.forEach((name, k) => {
+    if (dial[k] !== null && dial[k] !== '') link.searchParams.set(name, dial[k]);
+  });
+  const button = document.getElementById('copy-link');
+  const text = button.textContent;
+  try {
+    await navigator.clipboard.writeText(link.href);
+    button.textContent = 'Copied';
+    setTimeout(() => (button.textContent = text), 1500);
+  } catch {
+    prompt('Copy this link:', link.href);
+  }
+}""".replace("NAMES", str(list(NAMES)))
+
+
+def from_link(request: gr.Request) -> list[Any]:
+    """Updates for the text box and the dial, from the page's address. What is no valid value is left as it
+    is, with a word about it."""
+    query = dict(request.query_params)
+    updates = [gr.update()] * (1 + len(NAMES))
+    if not query.keys() & {"prompt", *NAMES}:
+        return updates
+    try:
+        return [_text(query, "prompt"), *_dial(query)]
+    except MarsError as error:
+        gr.Warning(f"The link's settings were left out: {error}")
+        return [_text(query, "prompt"), *updates[1:]]
+
+
+def _dial(query: Mapping[str, str]) -> list[Any]:
+    metric = query.get("metric", "probability")
+    if metric not in METRICS:
+        raise MarsError(f"metric is {metric!r}; allowed are {', '.join(METRICS)}.")
+    tau = _read(query, "tau", float, 0, 100)
+    return [
+        gr.update() if tau is None and "metric" not in query else threshold_update(metric, tau),
+        _value(_read(query, "b", int, 1, 64)),
+        _value(metric if "metric" in query else None),
+        _value(_read(query, "max", int, 1, 2048)),
+        _value(_read(query, "temperature", float, 0, 1.5)),
+        _value(_read(query, "top_p", float, 0.05, 1)),
+        _value(_read(query, "seed", int, 0, 2**63 - 1)),
+        _text(query, "system"),
+    ]
+
+
+def _read(query: Mapping[str, str], name: str, kind: type, low: float, high: float) -> Any:
+    if name not in query:
+        return None
+    try:
+        value = kind(query[name])
+    except ValueError:
+        value = None
+    if value is None or not low <= value <= high:
+        raise MarsError(f"{name} is {query[name]!r}; allowed is {low} to {high}.")
+    return value
+
+
+def _value(value: Any) -> Any:
+    return gr.update() if value is None else gr.update(value=value)
+
+
+def _text(query: Mapping[str, str], name: str) -> Any:
+    return gr.update(value=query[name][:MAX_PROMPT]) if name in query else gr.update()

@@ -1,0 +1,156 @@
+// The conversation: what the user typed as text, what the model wrote as rendered (and on the server
+// sanitised) Markdown. A message that has not changed keeps its element, so that selections survive.
+
+class Conversation {
+  constructor(host) {
+    this.host = host;
+    host.classList.add("mars-conversation");
+    host.setAttribute("role", "log");
+    host.setAttribute("aria-label", "Conversation");
+    this.shown = [];
+  }
+
+  apply(batch) {
+    const { messages, running } = batch.at(-1);
+    const lastAnswer = messages.findLastIndex(({ role }) => role === "assistant");
+    messages.forEach((message, k) => {
+      const isLast = k === lastAnswer && k === messages.length - 1;
+      const key = JSON.stringify([message, isLast, running]);
+      if (this.shown[k]?.key === key) return;
+      const node = this.build(message, isLast, running);
+      if (this.shown[k]) this.shown[k].node.replaceWith(node);
+      else this.host.append(node);
+      this.shown[k] = { key, node };
+    });
+    this.shown.splice(messages.length).forEach(({ node }) => node.remove());
+    this.tellPage(messages, running);
+  }
+
+  /** The page's style sheet shows and hides its parts by this. */
+  tellPage(messages, running) {
+    const thread = this.host.closest("#thread");
+    if (!thread) return;
+    thread.dataset.state = running ? "running" : messages.at(-1)?.role === "assistant" ? "answered" : "empty";
+    thread.dataset.messages = messages.length;
+  }
+
+  build(message, isLast, running) {
+    const isUser = message.role === "user";
+    const article = make("article", `mars-message mars-${message.role}`);
+    article.setAttribute("aria-label", isUser ? "You" : "Model");
+    const body = make("div", "mars-body", isUser ? message.text : undefined);
+    if (isUser) body.dir = "auto";
+    else this.fill(body, message.html);
+    const actions = make("div", "mars-actions");
+    const copy = () => copyText(message.text);
+    actions.append(this.button("Copy", "Copy this message as it was written", copy));
+    if (isUser && !running) {
+      const edit = () => this.edit(article, message);
+      actions.append(this.button("Edit", "Change this message and answer again", edit));
+    }
+    if (!isLast || running) {
+      article.append(body, actions);
+      return article;
+    }
+    // the last answer can be looked at as tokens too: its controls stand above it and stay where they are
+    actions.append(this.button("Retry", "Answer the last message again", () => trigger("retry", {})));
+    actions.prepend(this.viewSwitch());
+    article.classList.add("mars-last-answer");
+    article.append(actions, body);
+    return article;
+  }
+
+  /** Rendered or tokens; the page's style sheet does the rest. Keeps what was chosen before. */
+  viewSwitch() {
+    const group = make("fieldset", "mars-shown-as");
+    group.append(make("legend", "mars-hidden", "Show this answer as"));
+    const thread = this.host.closest("#thread") ?? this.host;
+    thread.dataset.view ??= "rendered";
+    for (const view of ["Rendered", "Tokens"]) {
+      const label = group.appendChild(make("label", ""));
+      const input = label.appendChild(make("input"));
+      Object.assign(input, { type: "radio", name: "mars-shown-as", value: view.toLowerCase() });
+      input.checked = thread.dataset.view === input.value;
+      input.addEventListener("change", () => (thread.dataset.view = input.value));
+      label.append(view);
+    }
+    return group;
+  }
+
+  /** Rendered Markdown: the server disabled raw HTML and cleaned the rest by an allow-list. */
+  fill(body, html) {
+    body.innerHTML = html;
+    for (const link of body.querySelectorAll("a")) link.target = "_blank";
+    for (const block of body.querySelectorAll("pre, table")) block.tabIndex = 0; // scrolls by keyboard
+    for (const block of body.querySelectorAll("pre")) {
+      const code = block.textContent;
+      const button = this.button("Copy", "Copy this code", () => copyText(code));
+      const frame = make("div", "mars-code");
+      block.replaceWith(frame);
+      frame.append(block, button);
+    }
+  }
+
+  button(text, title, action) {
+    const button = make("button", "mars-action", text);
+    button.type = "button";
+    button.title = title;
+    button.setAttribute("aria-label", title);
+    button.addEventListener("click", async () => {
+      if ((await action()) !== "copied") return;
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = text), 1500);
+    });
+    return button;
+  }
+
+  edit(article, { index, text }) {
+    const form = make("form", "mars-edit");
+    const field = form.appendChild(make("textarea", "mars-field"));
+    field.value = text;
+    field.rows = Math.min(12, text.split("\n").length + 1);
+    field.setAttribute("aria-label", "Edit the message");
+    const send = form.appendChild(make("button", "mars-action mars-primary", "Send"));
+    const cancel = form.appendChild(make("button", "mars-action", "Cancel"));
+    cancel.type = "button";
+    const close = () => {
+      form.replaceWith(...kept);
+      article.querySelector("[title^=Change]")?.focus();
+    };
+    const kept = [...article.childNodes];
+    article.replaceChildren(form);
+    cancel.addEventListener("click", close);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (!field.value.trim()) return field.focus();
+      trigger("edit", { index, text: field.value });
+      close();
+    });
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") close();
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        form.requestSubmit(send);
+      }
+    });
+    field.focus();
+  }
+}
+
+/** Copy where the browser lets us: the clipboard needs a secure page. */
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const field = document.body.appendChild(make("textarea"));
+    field.value = text;
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+  return "copied";
+}
+
+installStyle(STYLE);
+const conversation = new Conversation(element.querySelector(".mars-part"));
+follow((batch) => conversation.apply(batch));

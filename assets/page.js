@@ -1,0 +1,57 @@
+// For the whole page: keys (Esc stops an answer, the arrow keys turn τ while one is written), and scrolling
+// along with an answer for as long as the reader stays at its end.
+
+(() => {
+  const running = () => document.getElementById("thread")?.dataset.state === "running";
+  const typing = (node) => node.matches?.("input:not([type=range]), textarea, [contenteditable], [role=radio]");
+  const inTokens = (node) => node.closest?.(".mars-stage");
+
+  function turn(steps) {
+    const slider = document.querySelector("#tau input[type=range]");
+    const value = Number(slider.value) + steps * Number(slider.step);
+    const bounded = Math.min(Number(slider.max), Math.max(Number(slider.min), value));
+    slider.value = bounded.toFixed(2);
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (!running() || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "Escape") {
+      document.getElementById("stop").click();
+    } else if (event.key.startsWith("Arrow") && !typing(event.target) && !inTokens(event.target)) {
+      if (event.target.type === "range") return; // turns itself
+      const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowUp: 1, ArrowDown: -1 }[event.key];
+      turn(event.shiftKey ? 5 * steps : steps);
+      event.preventDefault();
+    }
+  });
+
+  // ---- scrolling along ----
+
+  let following = true;
+  const endOfAnswer = () => document.getElementById("token-view").getBoundingClientRect().bottom;
+  const endOfRoom = () => document.getElementById("composer").getBoundingClientRect().top - 8;
+
+  function follow() {
+    const hidden = endOfAnswer() - endOfRoom();
+    if (running() && following && hidden > 0) window.scrollBy(0, hidden);
+  }
+
+  function watchThread() {
+    const view = document.getElementById("token-view");
+    if (!view || !document.getElementById("composer")) return setTimeout(watchThread, 100);
+    new ResizeObserver(follow).observe(view);
+    // we only scroll down: up is the reader's hand (or the page got shorter, which leaves it at its end)
+    let last = window.scrollY;
+    window.addEventListener("scroll", () => {
+      const page = document.documentElement;
+      const atEnd = window.scrollY + window.innerHeight >= page.scrollHeight - 2;
+      if (window.scrollY < last && !atEnd) following = false;
+      else if (atEnd || endOfAnswer() - endOfRoom() < 40) following = true;
+      last = window.scrollY;
+    }, { passive: true });
+    const states = () => running() && (following = true);
+    new MutationObserver(states).observe(document.getElementById("thread"), { attributeFilter: ["data-state"] });
+  }
+  watchThread();
+})();

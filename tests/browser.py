@@ -1,0 +1,74 @@
+"""A headless Chromium for tests: import the fixture `chromium` and open pages with `open_page`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gradio as gr
+import pytest
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """One browser for all tests; skips where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if not os.path.exists(CHROMIUM):
+        pytest.skip(f"no Chromium at {CHROMIUM} (set CHROMIUM)")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def open_page(
+    browser: Any, url: str, *, width: int = 1280, height: int = 900, dark: bool = False, **context: Any
+) -> Iterator[Any]:
+    """A page in a context of its own. `page.problems` collects dialogs, page errors and console errors;
+    a test that expects none asserts that it is empty."""
+    opened = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", **context
+    )
+    page = opened.new_page()
+    page.problems = []
+    page.on("dialog", lambda dialog: (page.problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("pageerror", lambda error: page.problems.append(f"error: {error}"))
+    page.on("console", lambda line: line.type == "error" and page.problems.append(f"console: {line.text}"))
+    theme = f"__theme={'dark' if dark else 'light'}"
+    page.goto(f"{url}{theme}" if url.endswith("&") else f"{url}?{theme}")
+    page.wait_for_selector("gradio-app, .gradio-container")
+    try:
+        yield page
+    finally:
+        opened.close()
+
+
+@contextmanager
+def serving(demo: gr.Blocks, **launch: Any) -> Iterator[str]:
+    """The address of `demo`, served on this machine while the block runs."""
+    options = {"ssr_mode": False, "quiet": True, **launch}
+    _, url, _ = demo.launch(server_name="127.0.0.1", prevent_thread_lock=True, **options)
+    try:
+        yield url
+    finally:
+        demo.close(verbose=False)
+
+
+def overflows(page: Any) -> bool:
+    """True where the page can be scrolled sideways."""
+    return page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")

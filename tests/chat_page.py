@@ -1,0 +1,76 @@
+"""The real page, served for a test, and what a person does on it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlencode
+
+from app.baseline import OneTokenBaseline
+from app.live import LiveRegistry
+from app.page import build_page, launch_options
+from mars_core import Engine, LoadedModel
+from tests.browser import open_page, serving
+
+
+@contextmanager
+def served(loaded: LoadedModel) -> Iterator[SimpleNamespace]:
+    """The page for a model: its `url`, `engine` and `registry`."""
+    engine, registry = Engine(loaded), LiveRegistry()
+    demo = build_page(engine, registry, OneTokenBaseline())
+    with serving(demo, **launch_options()) as url:
+        yield SimpleNamespace(url=url, engine=engine, registry=registry)
+
+
+@contextmanager
+def chat(browser: Any, app: SimpleNamespace, *, link: dict[str, Any] | None = None, **options: Any):
+    """A visitor's page, ready to type in; `link` is what a copied link carries."""
+    url = app.url + (f"?{urlencode(link)}&" if link else "")
+    with open_page(browser, url, **options) as page:
+        page.wait_for_selector("#thread[data-state]")
+        page.wait_for_selector("#box textarea:not([disabled])")
+        yield page
+
+
+def ask(page: Any, text: str) -> None:
+    """Type a question and send it by keyboard."""
+    before = page.get_attribute("#thread", "data-messages")
+    page.fill("#box textarea", text)
+    page.press("#box textarea", "Enter")
+    # a small model may have answered before its first state is drawn
+    page.wait_for_selector(f"#thread:not([data-messages='{before}'])")
+
+
+def wait_answer(page: Any, timeout_s: float = 120) -> str:
+    """Wait until the answer is complete; the text of the token view."""
+    page.wait_for_selector("#thread[data-state=answered]", timeout=timeout_s * 1000)
+    return shown_text(page)
+
+
+def shown_text(page: Any) -> str:
+    """The answer in the token view, character by character."""
+    return page.evaluate("document.querySelector('#token-view .mars-text').textContent")
+
+
+def trace_of(page: Any, folder: Path) -> dict[str, Any]:
+    """The trace that *Download trace* gives."""
+    with page.expect_download() as download:
+        page.click("text=Download trace")
+    path = folder / "trace.json"
+    download.value.save_as(path)
+    return json.loads(path.read_text("utf-8"))
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10) -> bool:
+    """True as soon as the condition holds; False where it never did."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()

@@ -1,0 +1,23 @@
+"""What several test files share."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+import torch
+
+from mars_core.loaded import LoadedModel
+from mars_core.models import load_model
+
+# Tiny models are slower on several threads than on one, and far slower where the cores are busy.
+torch.set_num_threads(1)
+
+# A busy machine is no reason to fail, and what was found belongs in a test, not in a directory beside it.
+hypothesis.settings.register_profile("mars", deadline=None, database=None)
+hypothesis.settings.load_profile("mars")
+
+
+@pytest.fixture(scope="session")
+def default_fp32() -> LoadedModel:
+    """The embedded default model in fp32 on the CPU, where equal means equal."""
+    return load_model("default", device="cpu", dtype="float32")

@@ -1,0 +1,106 @@
+"""The cursor cache: growth keeps contents, rows move, a failed growth leaves it usable."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mars_core.cache import GROWTH, CursorCache, zeros
+
+HEADS, SIZE = 2, 3
+
+
+def write(cache: CursorCache, rows: list[int], slots: list[list[int]], fill: float, layer: int = 0) -> None:
+    """Write this value at these slots, and point at all that is behind them."""
+    num_slots = max(max(row) for row in slots) + 1
+    cache.reserve(max(rows) + 1, num_slots)
+    cache.point(rows, torch.tensor(slots), num_slots)
+    states = torch.full((len(rows), HEADS, len(slots[0]), SIZE), fill)
+    keys, values = cache.update(states, states + 0.5, layer)
+    assert keys.shape == values.shape == (len(rows), HEADS, num_slots, SIZE)
+
+
+def stored(cache: CursorCache, row: int, num_slots: int, layer: int = 0) -> list[float]:
+    keys, values = cache.layers[layer].keys, cache.layers[layer].values
+    assert torch.equal(values[row, :, :num_slots], keys[row, :, :num_slots] + 0.5)
+    return keys[row, 0, :num_slots, 0].tolist()
+
+
+def test_what_is_written_comes_back_in_its_slot():
+    cache = CursorCache()
+    write(cache, [0], [[0, 1]], 1.0)
+    write(cache, [0], [[2]], 2.0)
+    assert stored(cache, 0, 3) == [1, 1, 2]
+
+
+def test_rows_are_written_at_their_own_slots_in_any_order_of_rows():
+    cache = CursorCache(num_rows=3)
+    write(cache, [0, 1, 2], [[0], [0], [0]], 1.0)
+    write(cache, [0], [[1]], 2.0)
+    write(cache, [2, 0], [[1], [2]], 5.0)
+    assert stored(cache, 0, 3) == [1, 2, 5] and stored(cache, 2, 2) == [1, 5]
+    assert stored(cache, 1, 1) == [1] and not cache.layers[0].keys[1, :, 1:3].any()
+
+
+def test_growth_in_rows_and_slots_keeps_what_is_there():
+    cache = CursorCache(num_rows=1)
+    write(cache, [0], [[0, 1, 2]], 7.0)
+    cache.reserve(3, GROWTH + 1)
+    assert cache.num_rows == 3 and cache.capacity >= GROWTH + 1 and cache.capacity % GROWTH == 0
+    assert stored(cache, 0, 3) == [7, 7, 7]
+    assert cache.layers[0].keys.shape[2] == cache.capacity + 1
+
+
+def test_the_scratch_slots_contents_never_become_a_real_slot():
+    cache = CursorCache(num_rows=2)
+    write(cache, [0, 1], [[0], [0]], 1.0)
+    cache.layers[0].keys[:, :, cache.scratch_slot] = torch.nan
+    cache.reserve(2, GROWTH + 1)
+    assert not cache.layers[0].keys.isnan().any()
+
+
+def test_a_moved_row_takes_its_contents_along():
+    cache = CursorCache(num_rows=2)
+    write(cache, [0, 1], [[0, 1], [0, 1]], 1.0)
+    write(cache, [1], [[0, 1]], 4.0)
+    cache.move_row(1, 0, 2)
+    assert stored(cache, 0, 2) == [4, 4]
+
+
+def test_an_erased_row_is_zero_and_the_others_stay():
+    cache = CursorCache(num_rows=2)
+    write(cache, [0, 1], [[0], [0]], torch.nan)
+    write(cache, [1], [[0]], 2.0)
+    cache.erase_row(0)
+    assert not cache.layers[0].keys[0].any() and stored(cache, 1, 1) == [2]
+
+
+def test_moving_and_erasing_before_the_first_forward_do_nothing():
+    cache = CursorCache(num_rows=2)
+    cache.move_row(1, 0, 5)
+    cache.erase_row(0)
+
+
+@pytest.mark.parametrize("num_rows, num_slots", [(2, 1), (1, GROWTH + 1)])
+@pytest.mark.parametrize("failing_allocation", [0, 1, 2, 3])
+def test_a_failed_growth_leaves_all_as_it_was(num_rows, num_slots, failing_allocation):
+    left = [100]
+
+    def allocate(*request):
+        left[0] -= 1
+        if left[0] < 0:
+            raise MemoryError("no room")
+        return zeros(*request)
+
+    cache = CursorCache(allocate=allocate)
+    write(cache, [0], [[0, 1]], 3.0, layer=0)
+    write(cache, [0], [[0, 1]], 3.0, layer=1)
+    before = cache.num_rows, cache.capacity
+    left[0] = failing_allocation
+    with pytest.raises(MemoryError):
+        cache.reserve(num_rows, num_slots)
+    assert (cache.num_rows, cache.capacity) == before
+    left[0] = 100
+    write(cache, [0], [[2]], 4.0, layer=0)
+    write(cache, [0], [[2]], 4.0, layer=1)
+    assert stored(cache, 0, 3, 0) == stored(cache, 0, 3, 1) == [3, 3, 4]

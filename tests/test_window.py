@@ -1,0 +1,66 @@
+"""What a forward is fed: alignment, positions, and a mask without a row of nothing."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mars_core.window import RowWindow, Window, build_window
+
+SCRATCH, MASK = 256, 259
+row_windows = st.builds(
+    lambda tokens, masks, start: RowWindow([7] * tokens, masks, start, masks + 1),
+    st.integers(1, 5),
+    st.integers(0, 7),
+    st.integers(0, 20),
+)
+
+
+def build(*rows: RowWindow) -> Window:
+    return build_window(rows, MASK, SCRATCH, torch.device("cpu"))
+
+
+def test_rows_are_aligned_at_the_right():
+    window = build(RowWindow([7], 2, 5, 3), RowWindow([3], 0, 9, 1))
+    assert window.input_ids.tolist() == [[7, MASK, MASK], [MASK, MASK, 3]]
+    assert window.position_ids.tolist() == [[5, 6, 7], [0, 0, 9]]
+    assert window.slots.tolist() == [[5, 6, 7], [SCRATCH, SCRATCH, 9]]
+    assert (window.num_slots, window.logits_to_keep) == (10, 3)
+
+
+def test_a_row_that_predicts_nothing_still_keeps_one_column():
+    assert build(RowWindow([1, 2], 0, 0, 0)).logits_to_keep == 1
+
+
+def test_only_a_single_position_of_a_single_row_needs_no_mask():
+    assert not build(RowWindow([7], 0, 5, 1)).needs_mask
+    assert build(RowWindow([7], 1, 5, 2)).needs_mask
+    assert build(RowWindow([7], 0, 5, 1), RowWindow([7], 0, 5, 1)).needs_mask
+
+
+def test_a_single_position_sees_everything_up_to_itself():
+    assert build(RowWindow([7], 0, 5, 1)).attention_mask().all()
+
+
+@given(st.lists(row_windows, min_size=1, max_size=4), st.sampled_from([None, 1, 2, 5]))
+def test_every_query_sees_itself_and_nothing_later_or_out_of_its_sliding_window(rows, sliding):
+    window = build(*rows)
+    mask = window.attention_mask(sliding)[:, 0]
+    assert mask.shape == (*window.input_ids.shape, window.num_slots)
+    assert mask.any(-1).all()  # a query that sees nothing is NaN on some devices
+    for index, row in enumerate(rows):
+        for offset, position in enumerate(range(row.start, row.end), window.input_ids.shape[1] - row.length):
+            seen = mask[index, offset].nonzero().flatten().tolist()
+            first = 0 if sliding is None else max(0, position - sliding + 1)
+            assert seen == list(range(first, position + 1))
+
+
+@given(st.lists(row_windows, min_size=1, max_size=4))
+def test_padding_writes_to_the_scratch_slot_alone_and_nothing_sees_that(rows):
+    window = build(*rows)
+    assert window.num_slots <= SCRATCH
+    for index, row in enumerate(rows):
+        padding = window.input_ids.shape[1] - row.length
+        assert set(window.slots[index, :padding].tolist()) <= {SCRATCH}
+        assert window.slots[index, padding:].tolist() == list(range(row.start, row.end))
