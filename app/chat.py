@@ -194,27 +194,37 @@ class ChatTab:
         yield {self.messages: asked, self.conversation: conversation(asked, running=True), self.box: ""}
         try:
             for message in messages(self._events(prompt, request, feed, events), feed):
-                yield {self.view: message, self.figures: message, self.chart: message}
+                yield self._drawn(message)
         except Exception as error:  # whatever happened, the page must come back to rest
-            failure = explain(error)
-            last = StepEvent.without_forward(
-                events[-1] if events else None, prompt.settings.live_values(), "error", error=failure
-            )
-            feed.push(last)
-            events.append(last)
-            gr.Warning(failure)
-        trace = Trace(
+            yield self._drawn(self._failed(error, prompt, feed, events))
+        yield self._at_rest(asked, feed) | {self.trace: self._trace_of(prompt, events)}
+
+    def _drawn(self, message: dict[str, Any]) -> Update:
+        return {self.view: message, self.figures: message, self.chart: message}
+
+    def _failed(
+        self, error: Exception, prompt: Prompt, feed: Feed, events: list[StepEvent]
+    ) -> dict[str, Any]:
+        """Say in the page what went wrong; what was written stays."""
+        sentence = explain(error)
+        gr.Warning(sentence)
+        before = events[-1] if events else None
+        last = StepEvent.without_forward(before, prompt.settings.live_values(), "error", error=sentence)
+        feed.push(last)
+        events.append(last)
+        return feed.final()
+
+    def _trace_of(self, prompt: Prompt, events: list[StepEvent]) -> Trace:
+        return Trace(
             tuple(prompt.messages),
             tuple(prompt.ids),
             dataclasses.asdict(prompt.settings),
             model_facts(self.engine.loaded),
             tuple(events),
         )
-        yield self._at_rest(asked, feed, trace)
 
-    def _at_rest(self, asked: list[Message], feed: Feed, trace: Trace) -> Update:
-        message = feed.final()
-        update: Update = {self.view: message, self.figures: message, self.chart: message, self.trace: trace}
+    def _at_rest(self, asked: list[Message], feed: Feed) -> Update:
+        update: Update = {}
         if is_blank(feed.text):
             kept, update[self.box] = asked[:-1], asked[-1]["content"]
         else:

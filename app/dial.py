@@ -31,9 +31,9 @@ class ThresholdScale:
 
 
 SCALES: dict[Metric, ThresholdScale] = {
-    "probability": ThresholdScale(0.5, 1.0, 0.8, "Threshold τ on probability", "faster", "exact"),
-    "margin": ThresholdScale(0.0, 1.0, 0.7, "Threshold τ on margin p₁ − p₂", "faster", "exact"),
-    "entropy": ThresholdScale(0.0, 2.0, 0.5, "Threshold τ on entropy, nats", "exact", "faster"),
+    "probability": ThresholdScale(0.5, 1.0, 0.9, "Threshold τ on probability", "faster", "exact"),
+    "margin": ThresholdScale(0.0, 1.0, 0.8, "Threshold τ on margin p₁ − p₂", "faster", "exact"),
+    "entropy": ThresholdScale(0.0, 2.0, 0.4, "Threshold τ on entropy, nats", "exact", "faster"),
 }
 
 

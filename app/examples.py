@@ -14,8 +14,8 @@ class Example:
 
 
 EXAMPLES = (
-    Example("Recite a list", "List the months of the year, one per line, and the number of days in each."),
-    Example("Write code", "Write a Python function that checks whether a number is prime."),
+    Example("Count to 30", "Count from 1 to 30, separated by commas."),
     Example("Make JSON", "Give me a JSON object describing a book: title, author, year, genres."),
-    Example("Write a poem", "Write a short poem about the sea at night."),
+    Example("Write code", "Write a Python class for a bank account with deposit and withdraw."),
+    Example("Tell a story", "Write a short story about a fox who learns to swim."),
 )

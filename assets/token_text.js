@@ -22,6 +22,7 @@ class TokenText {
     this.cells = [];
     this.forwards = new Map();
     this.length = 0;
+    this.settled = false;
     this.hue = 1;
     this.boxed = null;
     this.chunk = null;
@@ -74,8 +75,10 @@ class TokenText {
     this.group = null;
   }
 
-  /** Make the text equal to the answer: keep `length` characters of it and add `tail`. */
+  /** Make the text equal to the answer: keep `length` characters of it and add `tail`. Once a run. */
   settle(length, tail) {
+    if (this.settled) return;
+    this.settled = true;
     for (let k = this.cells.length - 1; k >= 0 && this.length > length; k--) {
       const { node, cell } = this.cells[k];
       const kept = cell.x.slice(0, Math.max(0, cell.x.length - (this.length - length)));

@@ -1,4 +1,4 @@
-"""The command line: ``python -m mars_core generate``."""
+"""The command line: ``python -m mars_core generate | bench``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import os
 import sys
 
+from .bench.command import add_bench_command
 from .errors import MarsError
 from .options import set_up_logging
 from .terminal import add_generate_command
@@ -19,6 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_generate_command(commands)
+    add_bench_command(commands)
     return parser
 
 

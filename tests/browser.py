@@ -1,4 +1,4 @@
-"""A headless Chromium for tests: import the fixture `chromium` and open pages with `open_page`."""
+"""A headless Chromium for tests: the fixture `chromium` is in conftest.py; open pages with `open_page`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import gradio as gr
-import pytest
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 FLAGS = [
@@ -23,16 +22,10 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """One browser for all tests; skips where there is none."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if not os.path.exists(CHROMIUM):
-        pytest.skip(f"no Chromium at {CHROMIUM} (set CHROMIUM)")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
+def launch(playwright: Any) -> Any:
+    """A headless Chromium: Debian's (or the one CHROMIUM names), else Playwright's own."""
+    path = CHROMIUM if os.path.exists(CHROMIUM) else None
+    return playwright.chromium.launch(executable_path=path, args=FLAGS)
 
 
 @contextmanager

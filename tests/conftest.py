@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import hypothesis
 import pytest
 import torch
 
 from mars_core.loaded import LoadedModel
 from mars_core.models import load_model
+from tests.browser import launch
 
 # Tiny models are slower on several threads than on one, and far slower where the cores are busy.
 torch.set_num_threads(1)
@@ -21,3 +25,14 @@ hypothesis.settings.load_profile("mars")
 def default_fp32() -> LoadedModel:
     """The embedded default model in fp32 on the CPU, where equal means equal."""
     return load_model("default", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """One browser for all tests."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = launch(playwright)
+        yield browser
+        browser.close()

@@ -17,10 +17,9 @@ from app.live_chart import LiveChart
 from app.token_view import TokenView
 from mars_core.events import StepEvent
 
-from .browser import chromium, open_page, overflows, serving
+from .browser import open_page, overflows, serving
 from .scripted_events import answer, event, split_tokens, token
 
-__all__ = ["chromium"]
 pytestmark = pytest.mark.browser
 
 HOSTILE = (

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios measured pairwise in one run, never a number by itself."""
