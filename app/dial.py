@@ -61,7 +61,7 @@ class DialValues:
             max_new_tokens=round(_number("max new tokens", max_new_tokens)),
             temperature=_number("temperature", temperature),
             top_p=_number("top-p", top_p),
-            seed=None if seed in (None, "") else round(_number("seed", seed)),
+            seed=_seed(seed),
             system=system or "",
         )
 
@@ -86,6 +86,15 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise MarsError(f"{name} is {value!r}; give a number.")
     return value
+
+
+def _seed(value: Any) -> int | None:
+    text = "" if value is None else str(value).strip()
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise MarsError(f"seed is {text!r}; allowed is a whole number, 0 or more, or nothing.")
+    return int(text)
 
 
 class Dial:
@@ -118,9 +127,8 @@ class Dial:
             )
             self.temperature = gr.Slider(0, 1.5, 0, step=0.05, label="Temperature (0 is greedy)", buttons=[])
             self.top_p = gr.Slider(0.05, 1, 1, step=0.01, label="Top-p", buttons=[])
-            self.seed = gr.Number(
-                None, precision=0, minimum=0, label="Seed", placeholder="a new one each time"
-            )
+            # no gr.Number: that shows an empty value as 0, which is a seed
+            self.seed = gr.Textbox("", label="Seed", placeholder="a new one each time", max_lines=1)
             self.system = gr.Textbox("", lines=2, max_lines=6, label="System prompt")
 
     @property

@@ -55,6 +55,7 @@ def _dial(query: Mapping[str, str]) -> list[Any]:
     if metric not in METRICS:
         raise MarsError(f"metric is {metric!r}; allowed are {', '.join(METRICS)}.")
     tau = _read(query, "tau", float, 0, 100)
+    seed = _read(query, "seed", int, 0, 2**63 - 1)
     return [
         gr.update() if tau is None and "metric" not in query else threshold_update(metric, tau),
         _value(_read(query, "b", int, 1, 64)),
@@ -62,7 +63,7 @@ def _dial(query: Mapping[str, str]) -> list[Any]:
         _value(_read(query, "max", int, 1, 2048)),
         _value(_read(query, "temperature", float, 0, 1.5)),
         _value(_read(query, "top_p", float, 0.05, 1)),
-        _value(_read(query, "seed", int, 0, 2**63 - 1)),
+        _value(seed if seed is None else str(seed)),
         _text(query, "system"),
     ]
 

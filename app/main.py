@@ -59,9 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def serve(engine: Engine, arguments: argparse.Namespace) -> str:
     """Launch the page; returns its address when it answers. Raises `MarsError` where the port is taken."""
-    baseline = OneTokenBaseline()
-    baseline.measure(engine)
-    demo = build_page(engine, LiveRegistry(), baseline)
+    demo = build_page(engine, LiveRegistry(), OneTokenBaseline())
     try:
         _, address, _ = demo.launch(
             server_name=arguments.host,

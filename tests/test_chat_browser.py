@@ -301,3 +301,36 @@ def test_an_answer_cut_inside_a_character_shows_as_the_library_says_it(chromium)
         ask(page, "go")
         assert wait_answer(page) == "ok 💑\N{REPLACEMENT CHARACTER}"
         assert page.text_content(".mars-last-answer .mars-body").strip() == shown_text(page)
+
+
+def test_a_wide_code_block_scrolls_in_its_own_box_on_a_narrow_screen(chromium):
+    question = [{"role": "user", "content": "go"}]
+    tokenizer = scripted_loaded(always()).tokenizer
+    wide = "```python\nraise ValueError('" + "wide " * 40 + "')\n```"
+    tokens = [*tokenizer(wide)["input_ids"], 258]
+    loaded = scripted_loaded(saying(tokens, len(chat_prompt_ids(tokenizer, question))), context_length=4096)
+    with served(loaded) as app, chat(chromium, app, width=390) as page:
+        ask(page, "go")
+        wait_answer(page)
+        assert not overflows(page)
+        box = page.locator(".mars-code pre").bounding_box()
+        assert box["x"] + box["width"] <= 390
+
+
+def test_the_speed_up_shows_once_one_token_forwards_were_measured(chromium, slow):
+    with chat(chromium, slow, link={"max": 24, "tau": 0.5}) as page:
+        tile = page.locator(".mars-tile-speedup")
+        ask(page, "count")
+        wait_answer(page)
+        assert not tile.is_visible()
+        page.focus("#tau input[type=range]")
+        page.keyboard.press("End")
+        ask(page, "count")
+        page.wait_for_selector("#thread[data-state=answered][data-messages='4']")
+        assert tile.is_visible()
+
+
+def test_an_empty_seed_stays_empty(chromium, slow):
+    with chat(chromium, slow, link={"max": 8, "temperature": 1}) as page:
+        page.click("text=More settings")
+        assert page.input_value("input[placeholder^='a new one'], textarea[placeholder^='a new one']") == ""
