@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 Update = dict[Any, Any]
 STOP_WAIT_S = 10.0
+# what the link carried stands in the page from here on
+READY_SCRIPT = "() => { document.getElementById('thread').dataset.ready = 'yes'; }"
 DOWNLOAD_SCRIPT = """(trace) => {
   if (!trace) return;
   const link = document.createElement('a');
@@ -121,9 +123,9 @@ class ChatTab:
             running.append(button.click(_ask(self._send, example.prompt), state, **run))
         self._connect_tools(running)
         self.dial.connect()
-        demo.load(
-            from_link, None, [self.box, *self.dial.inputs], show_progress="hidden", api_visibility="private"
-        )
+        loading: dict[str, Any] = dict(show_progress="hidden", api_visibility="private")
+        loaded = demo.load(from_link, None, [self.box, *self.dial.inputs], **loading)
+        loaded.then(None, js=READY_SCRIPT)
         demo.unload(self._leave)
 
     def _connect_tools(self, running: list[Any]) -> None:

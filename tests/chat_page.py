@@ -32,7 +32,7 @@ def chat(browser: Any, app: SimpleNamespace, *, link: dict[str, Any] | None = No
     """A visitor's page, ready to type in; `link` is what a copied link carries."""
     url = app.url + (f"?{urlencode(link)}&" if link else "")
     with open_page(browser, url, **options) as page:
-        page.wait_for_selector("#thread[data-state]")
+        page.wait_for_selector("#thread[data-state][data-ready]")
         page.wait_for_selector("#box textarea:not([disabled])")
         yield page
 

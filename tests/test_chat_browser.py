@@ -317,8 +317,11 @@ def test_a_wide_code_block_scrolls_in_its_own_box_on_a_narrow_screen(chromium):
         assert box["x"] + box["width"] <= 390
 
 
-def test_the_speed_up_shows_once_one_token_forwards_were_measured(chromium, slow):
-    with chat(chromium, slow, link={"max": 24, "tau": 0.5}) as page:
+def test_the_speed_up_shows_once_one_token_forwards_were_measured(chromium):
+    with (
+        served(SlowScript(0.05).loaded()) as app,
+        chat(chromium, app, link={"max": 24, "tau": 0.5}) as page,
+    ):
         tile = page.locator(".mars-tile-speedup")
         ask(page, "count")
         wait_answer(page)
