@@ -59,14 +59,42 @@ class Sampler:
         if settings.top_p < 1:
             self.warpers.append(TopPLogitsWarper(settings.top_p))
 
-    def draw(self, logits: torch.Tensor) -> torch.Tensor:
-        """One token for each position: float32 logits [K, V] -> ids [K]."""
+    def draw(self, logits: torch.Tensor, drafts: Sequence[int] = ()) -> torch.Tensor:
+        """One token for each position: float32 logits [K, V] -> ids [K].
+
+        The first len(drafts) positions are those that verify the drafts, in order: speculative sampling
+        (arXiv 2211.17192, 2302.01318). A draft x, drawn from q in the forward before, is kept with
+        probability min(1, p(x)/q(x)), else replaced by a draw from max(0, p − q): never x itself, so that
+        a kept draft can be told by comparing. The distribution is that of drawing from p.
+        """
         # The warpers look at the scores alone; input_ids is part of their interface only.
         scores = self.warpers(input_ids=None, scores=logits)  # type: ignore[arg-type]
         # Where the model returned NaN any token will do, `predict` refuses the position; to draw from NaN
         # is an error here that would hit the whole batch, and on CUDA one that ends the process.
         probabilities = scores.softmax(-1).nan_to_num(1.0)
-        return torch.multinomial(probabilities, 1, generator=self.generator)[:, 0]
+        ids = self._multinomial(probabilities)
+        if drafts:
+            ids[: len(drafts)] = self._verified(probabilities[: len(drafts)], drafts)
+        self._probabilities = probabilities
+        return ids
+
+    def keep(self, positions: slice) -> None:
+        """Remember the distributions of the last draw's positions whose tokens become the next drafts."""
+        self._drafted_from = self._probabilities[positions]
+
+    def _verified(self, p: torch.Tensor, drafts: Sequence[int]) -> torch.Tensor:
+        x = torch.tensor(drafts, device=p.device)[:, None]
+        q = self._drafted_from[: len(drafts)]
+        kept = torch.rand(x.shape, device=p.device, generator=self.generator) < p.gather(1, x) / q.gather(
+            1, x
+        )
+        residual = (p - q).clamp(min=0)
+        # p = q leaves nothing; then the draft is kept whatever is drawn here
+        residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
+        return torch.where(kept[:, 0], x[:, 0], self._multinomial(residual))
+
+    def _multinomial(self, weights: torch.Tensor) -> torch.Tensor:
+        return torch.multinomial(weights, 1, generator=self.generator)[:, 0]
 
 
 def make_sampler(settings: DecodeSettings, device: torch.device) -> Sampler | None:
@@ -80,6 +108,7 @@ def predict(
     suppressed: torch.Tensor,
     num_best: int,
     num_positions: Sequence[int] | None = None,
+    drafts: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Prediction]]:
     """Choose a token at every position and say how sure the model is of it.
 
@@ -91,6 +120,7 @@ def predict(
         num_best: how many of the likeliest tokens to name.
         num_positions: how many of its last positions row r uses (default: all K); the others are not
             drawn for and not returned.
+        drafts: those that row r's first positions verify (only sampling needs them; default: none).
 
     Returns:
         for each row its predictions, in order. Read back from the device in one transfer. Where the model
@@ -102,7 +132,8 @@ def predict(
     ids = logits.argmax(-1)
     for row, sampler in enumerate(samplers):
         if sampler is not None:
-            ids[row, num_columns - counts[row] :] = sampler.draw(logits[row, num_columns - counts[row] :])
+            used = slice(num_columns - counts[row], None)
+            ids[row, used] = sampler.draw(logits[row, used], drafts[row] if drafts else ())
     packed = _pack(logits, ids, num_best).tolist()
     return [
         [_unpack(values, num_best) for values in row[num_columns - count :]]
@@ -139,6 +170,17 @@ def check_numbers(predictions: Sequence[Prediction]) -> None:
     """Raises `ArithmeticError` where the model returned NaN: nothing may be decided from it."""
     if any(math.isnan(prediction.probability) for prediction in predictions):
         raise ArithmeticError("The model returned values that are not numbers (NaN).")
+
+
+def verified_length(drafts: Sequence[int], predictions: Sequence[Prediction]) -> int:
+    """How many leading drafts are what the model says where they stand.
+
+    Example: drafts 5 7 9, predictions 5 7 8 … -> 2.
+    """
+    length = 0
+    while length < len(drafts) and predictions[length].id == drafts[length]:
+        length += 1
+    return length
 
 
 def accepted_length(predictions: Sequence[Prediction], live: LiveValues) -> int:

@@ -168,7 +168,8 @@ class Engine:
             return [[] for _ in rows]
         num_best = max(row.settings.num_alternatives for row in rows)
         samplers = [row.sampler for row in rows]
-        return predict(logits, samplers, self._suppressed, num_best, counts)
+        drafts = [window.drafts for window in windows]
+        return predict(logits, samplers, self._suppressed, num_best, counts, drafts)
 
     def _forward(self, window: Window) -> torch.Tensor:
         """Logits [R, K, V] of the window's last K columns."""

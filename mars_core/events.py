@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 from .errors import MarsError
 from .settings import METRICS, LiveValues, Metric
 
-Decided = Literal["ar", "accepted", "candidate"]
+Decided = Literal["ar", "accepted", "verified", "candidate"]
 FinishReason = Literal["eos", "length", "stop", "cancelled", "error"]
 TRACE_FORMAT = "mars-trace"
 TRACE_VERSION = 1
@@ -36,8 +36,9 @@ class TokenChoice:
             last of them and the others have "" here. Always "" for candidates.
         label: the token by itself, made printable (bytes that are no character as ``⟨F0 9F⟩``).
         special: an end-of-sequence or other control token; it adds no text.
-        decided: `ar` (offset 1: no mask before it), `accepted` (behind masks, surer than τ), `candidate`
-            (predicted and not committed).
+        decided: `ar` (offset 1: no mask before it), `accepted` (behind masks, surer than τ), `verified`
+            (predicted behind masks by the forward before, confirmed by this one: as good as `ar`),
+            `candidate` (predicted and not committed; with verification it is the next forward's draft).
         sampled: drawn at a temperature above 0 (False: the likeliest token).
         probability, margin, entropy: p of the token; p₁ − p₂; H(p) in nats; all in fp32, before any
             temperature, after never-committed tokens were ruled out.
@@ -81,6 +82,8 @@ class StepEvent:
         finish_reason: why the generation ended with this forward; None while it goes on.
         error: one plain sentence, where `finish_reason` is ``error``.
         num_rows: requests that shared the forward; 1 where it served this one alone.
+        num_drafts: drafts of the forward before that this one was fed to verify.
+        verify: verification was in force.
     """
 
     index: int
@@ -99,6 +102,8 @@ class StepEvent:
     finish_reason: FinishReason | None = None
     error: str | None = None
     num_rows: int = 1
+    num_drafts: int = 0
+    verify: bool = False
 
     @classmethod
     def without_forward(
@@ -131,6 +136,7 @@ class StepEvent:
             elapsed=before.elapsed if before else 0.0,
             finish_reason=finish_reason,
             error=error,
+            verify=live.verify,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ def reference_generate(
 ) -> list[list[int]]:
     """The tokens that each forward commits. No text here, so no stop strings."""
     live = settings.live_values()
+    assert not settings.verify, "see reference_verify"
     sampler = make_sampler(settings, loaded.device)
     suppressed = torch.tensor(loaded.suppressed_token_ids, dtype=torch.long, device=loaded.device)
     stop_ids = set(settings.stop_token_ids) | (set() if settings.ignore_eos else loaded.stop_token_ids)
@@ -40,4 +41,40 @@ def reference_generate(
         remaining -= len(group)
         if group[-1] in stop_ids:
             break
+    return groups
+
+
+@torch.inference_mode()
+def reference_verify(loaded: LoadedModel, prompt_ids: list[int], settings: DecodeSettings) -> list[list[int]]:
+    """Draft and verify, greedy: the same, with what was not accepted checked by the next forward.
+
+    What one forward of the real thing does by its attention mask is done here by plain forwards of the
+    prefix, each draft, and masks behind it.
+    """
+    live, suppressed = settings.live_values(), torch.tensor(loaded.suppressed_token_ids, dtype=torch.long)
+    tokens, drafts, groups, remaining = list(prompt_ids), [], [], settings.max_new_tokens
+
+    def ask(prefix: list[int], num_masks: int) -> list:
+        ids = torch.tensor([prefix + [loaded.mask_token_id] * num_masks], device=loaded.device)
+        logits = loaded.model(input_ids=ids, use_cache=False).logits[:, -1 - num_masks :]
+        return predict(logits, [None], suppressed.to(loaded.device), 2)[0]
+
+    while remaining > 0 and not (groups and groups[-1][-1] in loaded.stop_token_ids):
+        drafts = drafts[: remaining - 1]
+        group: list[int] = []
+        for draft in [*drafts, None]:
+            last = len(group) == len(drafts)
+            num_masks = min(settings.block_size, remaining - len(group)) - 1
+            predictions = ask(tokens + group, num_masks)
+            group.append(predictions[0].id)
+            if predictions[0].id != draft:
+                break
+        behind = predictions[1:] if last or settings.layout == "full" else []
+        num_accepted = accepted_length([predictions[0], *behind], live) - 1
+        group += [prediction.id for prediction in behind[:num_accepted]]
+        drafts = [prediction.id for prediction in behind[num_accepted:]]
+        stop = next((k for k, token in enumerate(group) if token in loaded.stop_token_ids), len(group))
+        groups.append(group[: stop + 1])
+        tokens += groups[-1]
+        remaining -= len(groups[-1])
     return groups

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .acceptance import Prediction, Sampler, accepted_length, check_numbers, make_sampler
+from .acceptance import Prediction, Sampler, accepted_length, check_numbers, make_sampler, verified_length
 from .errors import MarsError
 from .events import Alternative, Decided, FinishReason, StepEvent, TokenChoice
 from .loaded import LoadedModel
@@ -75,6 +75,7 @@ class Row:
         self.num_prompt = len(self.tokens)
         self.num_cached = 0
         self.num_forwards = 0
+        self.drafts: list[int] = []  # of the last forward, to be verified by the next
         self.sampler: Sampler | None = make_sampler(settings, loaded.device)
         self.stop_ids = frozenset() if settings.ignore_eos else loaded.stop_token_ids
         self.stop_ids |= frozenset(settings.stop_token_ids)
@@ -103,19 +104,31 @@ class Row:
 
     def next_window(self, live: LiveValues, chunk: int) -> RowWindow:
         """What this row feeds next: at most `chunk` tokens of the prompt, or all that were committed and are
-        not cached yet; masks behind the last of all.
-
-        No more masks than the budget has room for: their predictions could not be committed.
-        """
+        not cached yet; behind the last of all, drafts and masks."""
         end = self.num_cached + chunk if self.in_prefill else None
         pending = self.tokens[self.num_cached : end]
         if self.num_cached + len(pending) < len(self.tokens):
-            return RowWindow(pending, 0, self.num_cached, 0)
-        num_masks = 0 if self._one_token(live) else min(live.block_size, self.num_remaining) - 1
-        return RowWindow(pending, num_masks, self.num_cached, num_masks + 1)
+            return RowWindow(pending, self.num_cached)
+        drafts = self._drafts_to_verify(live)
+        return RowWindow(pending, self.num_cached, drafts, self._groups(live, len(drafts)))
+
+    def _drafts_to_verify(self, live: LiveValues) -> list[int]:
+        """No more than the budget has room for, with the token that follows them."""
+        if self._one_token(live) or not live.verify:
+            return []
+        most = self.num_remaining - 1
+        return self.drafts[: most if live.max_drafts is None else min(most, live.max_drafts)]
+
+    def _groups(self, live: LiveValues, num_drafts: int) -> list[int]:
+        """Masks after the last committed token and after each draft; no more than there is room for, since
+        their predictions could not be committed."""
+        if self._one_token(live):
+            return [0]
+        most = [min(live.block_size, self.num_remaining - after) - 1 for after in range(num_drafts + 1)]
+        return most if live.layout == "full" else [0] * num_drafts + most[-1:]
 
     def _one_token(self, live: LiveValues) -> bool:
-        return one_token_mode(self.settings.mode, live.threshold, live.metric)
+        return one_token_mode(self.settings.mode, live.threshold, live.metric, live.verify)
 
     def commit(
         self, window: RowWindow, predictions: list[Prediction], live: LiveValues, start: float, num_rows: int
@@ -124,22 +137,29 @@ class Row:
 
         Args:
             window: what the forward was fed for this row.
-            predictions: for the last token fed and each mask; empty for a chunk of the prompt.
+            predictions: for the last token fed, each draft and each mask; empty for a chunk of the prompt.
             live: the values the window was built with.
             start: `time.perf_counter` when the step began.
             num_rows: rows that shared the forward.
         """
         check_numbers(predictions)
         prefill = self.in_prefill
-        self.num_cached += len(window.tokens)
-        accepted = accepted_length(predictions, live)
-        committed, pieces = self._take(predictions[:accepted])
+        num_verified = verified_length(window.drafts, predictions)
+        group = window.group(num_verified) if predictions else slice(0, 0)
+        behind_masks = predictions[group]
+        line = predictions[: num_verified + 1]
+        num_accepted = accepted_length([*line[-1:], *behind_masks], live) - 1 if line else 0
+        committed, pieces = self._take([*line, *behind_masks[:num_accepted]], num_verified)
+        self.num_cached = min(self.num_cached + len(window.tokens) + num_verified, len(self.tokens))
+        self._keep_drafts(slice(group.start + num_accepted, group.stop), predictions, live)
         now = time.perf_counter()
         event = StepEvent(
             index=self.num_forwards,
             prefill=prefill,
             committed=committed,
-            candidates=tuple(self._choice(p, "candidate", "") for p in predictions[len(committed) :]),
+            candidates=tuple(
+                self._choice(p, "candidate", "") for p in _rest(line, behind_masks, len(committed))
+            ),
             text="".join(pieces),
             threshold=live.threshold,
             metric=live.metric,
@@ -151,12 +171,22 @@ class Row:
             elapsed=now - self.started,
             finish_reason=self.finish_reason,
             num_rows=num_rows,
+            num_drafts=len(window.drafts),
+            verify=live.verify,
         )
         self.num_forwards += 1
         self.last_event = event
         self.events.append(event)
 
-    def _take(self, predictions: list[Prediction]) -> tuple[tuple[TokenChoice, ...], list[str]]:
+    def _keep_drafts(self, positions: slice, predictions: list[Prediction], live: LiveValues) -> None:
+        """What was predicted behind masks and not committed is the next forward's drafts."""
+        self.drafts = [prediction.id for prediction in predictions[positions]] if live.verify else []
+        if self.sampler is not None and self.drafts:
+            self.sampler.keep(positions)
+
+    def _take(
+        self, predictions: list[Prediction], num_verified: int
+    ) -> tuple[tuple[TokenChoice, ...], list[str]]:
         """Commit these one by one, up to the one that ends the generation."""
         committed: list[TokenChoice] = []
         pieces: list[str] = []
@@ -165,7 +195,7 @@ class Row:
             # what ends the generation is no part of the text, even if it is an ordinary token
             piece = "" if prediction.id in self.stop_ids else self.text.push(prediction.id)
             pieces.append(self.stop_strings.push(piece))
-            committed.append(self._choice(prediction, "accepted" if offset else "ar", piece))
+            committed.append(self._choice(prediction, _decided(offset, num_verified), piece))
             self.finish_reason = self._reason_to_end(prediction.id)
             if self.finish_reason:
                 pieces.append(self._last_text())
@@ -211,3 +241,15 @@ class Row:
             self.last_event, self.live.read(), "cancelled", text=self._last_text()
         )
         self.events.append(last)
+
+
+def _decided(offset: int, num_verified: int) -> Decided:
+    """How the token at this place of a forward's committed tokens was decided."""
+    if offset < num_verified:
+        return "verified"
+    return "ar" if offset == num_verified else "accepted"
+
+
+def _rest(line: list[Prediction], behind_masks: list[Prediction], num_committed: int) -> list[Prediction]:
+    """The predictions that were not committed, in order."""
+    return [*line, *behind_masks][num_committed:]

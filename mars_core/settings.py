@@ -14,11 +14,13 @@ Mode = Literal["ar", "mars"]
 Metric = Literal["probability", "margin", "entropy"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 METRICS: tuple[Metric, ...] = get_args(Metric)
+Layout = Literal["linear", "full"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 MAX_BLOCK_SIZE = 64
 MIN_TEMPERATURE = 0.001
 
 
-def one_token_mode(mode: Mode, threshold: float, metric: Metric) -> bool:
+def one_token_mode(mode: Mode, threshold: float, metric: Metric, verify: bool = False) -> bool:
     """True where no prediction behind a mask could ever be committed, so that none is made.
 
     That is AR decoding by definition, not by luck: in floating point a probability can round to 1,
@@ -26,6 +28,8 @@ def one_token_mode(mode: Mode, threshold: float, metric: Metric) -> bool:
     """
     if mode == "ar":
         return True
+    if verify:
+        return False
     return threshold <= 0 if metric == "entropy" else threshold >= 1
 
 
@@ -37,18 +41,31 @@ class LiveValues:
         threshold: τ; for `probability` and `margin` in [0, 1] (1 = one-token mode, 0 = always B tokens),
             for `entropy` in nats (≤ 0 = one-token mode).
         metric: what τ is compared with.
-        block_size: B, the most tokens one forward may commit.
+        block_size: B; without verification the most tokens one forward may commit.
+        verify: keep what is not sure enough as drafts, and check them in the next forward.
+        layout: of the window with drafts. `linear`: masks after the last draft only, few positions.
+            `full`: masks after every draft, so that a wrong one does not cost the next its drafts.
+        max_drafts: the most drafts a forward verifies; None is B − 1.
     """
 
     threshold: float = 0.9
     metric: Metric = "probability"
     block_size: int = 4
+    verify: bool = False
+    layout: Layout = "linear"
+    max_drafts: int | None = None
 
     def __post_init__(self) -> None:
         _number("threshold", self.threshold, allowed="a finite number, 0 or more", low=0)
         if self.metric not in METRICS:
             raise MarsError(f"metric is {self.metric!r}; allowed are {', '.join(METRICS)}.")
         _integer("block_size", self.block_size, low=1, high=MAX_BLOCK_SIZE)
+        if not isinstance(self.verify, bool):
+            raise MarsError(f"verify is {self.verify!r}; allowed is True or False.")
+        if self.layout not in LAYOUTS:
+            raise MarsError(f"layout is {self.layout!r}; allowed are {', '.join(LAYOUTS)}.")
+        if self.max_drafts is not None:
+            _integer("max_drafts", self.max_drafts, low=0, high=MAX_BLOCK_SIZE)
 
 
 class LiveSettings:
@@ -88,7 +105,8 @@ class DecodeSettings:
 
     Attributes:
         mode: `ar` (one token a forward) or `mars` (up to B).
-        threshold, metric, block_size: where the generation starts; see `LiveValues`.
+        threshold, metric, block_size, verify, layout, max_drafts: where the generation starts; see
+            `LiveValues`.
         max_new_tokens: at most this many tokens are committed, the end-of-sequence token included.
         temperature: 0 is greedy; above, each token is sampled from its own position's distribution.
         top_k: sample among the k likeliest tokens; 0 is off.
@@ -104,6 +122,9 @@ class DecodeSettings:
     threshold: float = 0.9
     metric: Metric = "probability"
     block_size: int = 4
+    verify: bool = False
+    layout: Layout = "linear"
+    max_drafts: int | None = None
     max_new_tokens: int = 256
     temperature: float = 0.0
     top_k: int = 0
@@ -142,7 +163,9 @@ class DecodeSettings:
 
     def live_values(self) -> LiveValues:
         """The part of these settings that may change while the generation runs."""
-        return LiveValues(self.threshold, self.metric, self.block_size)
+        return LiveValues(
+            self.threshold, self.metric, self.block_size, self.verify, self.layout, self.max_drafts
+        )
 
 
 def _number(name: str, value: Any, *, allowed: str, low: float, high: float = math.inf) -> None:

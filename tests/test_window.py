@@ -10,7 +10,7 @@ from mars_core.window import RowWindow, Window, build_window
 
 SCRATCH, MASK = 256, 259
 row_windows = st.builds(
-    lambda tokens, masks, start: RowWindow([7] * tokens, masks, start, masks + 1),
+    lambda tokens, masks, start: RowWindow([7] * tokens, start, groups=[masks]),
     st.integers(1, 5),
     st.integers(0, 7),
     st.integers(0, 20),
@@ -22,7 +22,7 @@ def build(*rows: RowWindow) -> Window:
 
 
 def test_rows_are_aligned_at_the_right():
-    window = build(RowWindow([7], 2, 5, 3), RowWindow([3], 0, 9, 1))
+    window = build(RowWindow([7], 5, groups=[2]), RowWindow([3], 9, groups=[0]))
     assert window.input_ids.tolist() == [[7, MASK, MASK], [MASK, MASK, 3]]
     assert window.position_ids.tolist() == [[5, 6, 7], [0, 0, 9]]
     assert window.slots.tolist() == [[5, 6, 7], [SCRATCH, SCRATCH, 9]]
@@ -30,17 +30,17 @@ def test_rows_are_aligned_at_the_right():
 
 
 def test_a_row_that_predicts_nothing_still_keeps_one_column():
-    assert build(RowWindow([1, 2], 0, 0, 0)).logits_to_keep == 1
+    assert build(RowWindow([1, 2], 0)).logits_to_keep == 1
 
 
 def test_only_a_single_position_of_a_single_row_needs_no_mask():
-    assert not build(RowWindow([7], 0, 5, 1)).needs_mask
-    assert build(RowWindow([7], 1, 5, 2)).needs_mask
-    assert build(RowWindow([7], 0, 5, 1), RowWindow([7], 0, 5, 1)).needs_mask
+    assert not build(RowWindow([7], 5, groups=[0])).needs_mask
+    assert build(RowWindow([7], 5, groups=[1])).needs_mask
+    assert build(RowWindow([7], 5, groups=[0]), RowWindow([7], 5, groups=[0])).needs_mask
 
 
 def test_a_single_position_sees_everything_up_to_itself():
-    assert build(RowWindow([7], 0, 5, 1)).attention_mask().all()
+    assert build(RowWindow([7], 5, groups=[0])).attention_mask().all()
 
 
 @given(st.lists(row_windows, min_size=1, max_size=4), st.sampled_from([None, 1, 2, 5]))
@@ -64,3 +64,28 @@ def test_padding_writes_to_the_scratch_slot_alone_and_nothing_sees_that(rows):
         padding = window.input_ids.shape[1] - row.length
         assert set(window.slots[index, :padding].tolist()) <= {SCRATCH}
         assert window.slots[index, padding:].tolist() == list(range(row.start, row.end))
+
+
+def test_masks_after_every_draft_see_what_they_continue_and_their_own_group():
+    row = RowWindow([1, 2], 4, drafts=[3], groups=[2, 1])
+    window = build(row)
+    assert window.input_ids.tolist() == [[1, 2, 3, MASK, MASK, MASK]]
+    assert window.position_ids.tolist() == [[4, 5, 6, 6, 7, 7]]
+    assert window.slots.tolist() == [[4, 5, 6, 7, 8, 9]]
+    assert (row.num_predictions, row.group(0), row.group(1)) == (5, slice(2, 4), slice(4, 5))
+    seen = [query.nonzero().flatten().tolist() for query in window.attention_mask()[0, 0]]
+    prefix = [0, 1, 2, 3]
+    assert seen == [
+        [*prefix, 4],
+        [*prefix, 4, 5],
+        [*prefix, 4, 5, 6],
+        [*prefix, 4, 5, 7],  # the first group continues after the last token
+        [*prefix, 4, 5, 7, 8],
+        [*prefix, 4, 5, 6, 9],  # the second after the draft
+    ]
+
+
+def test_a_sliding_window_reaches_as_far_back_from_a_group_as_from_the_line():
+    window = build(RowWindow([1], 10, drafts=[2], groups=[1, 1]))
+    seen = [query.nonzero().flatten().tolist() for query in window.attention_mask(3)[0, 0]]
+    assert seen == [[8, 9, 10], [9, 10, 11], [9, 10, 12], [10, 11, 13]]
