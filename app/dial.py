@@ -42,6 +42,7 @@ class DialValues:
     """What the dial's components hold, in their order."""
 
     threshold: float
+    verify: bool
     block_size: int
     metric: Metric
     max_new_tokens: int
@@ -53,9 +54,10 @@ class DialValues:
     @classmethod
     def read(cls, values: Sequence[Any]) -> DialValues:
         """From the components' raw values. Raises `MarsError` where a number is missing or no number."""
-        threshold, block_size, metric, max_new_tokens, temperature, top_p, seed, system = values
+        threshold, verify, block_size, metric, max_new_tokens, temperature, top_p, seed, system = values
         return cls(
             threshold=_number("threshold", threshold),
+            verify=bool(verify),
             block_size=round(_number("block size", block_size)),
             metric=metric,
             max_new_tokens=round(_number("max new tokens", max_new_tokens)),
@@ -73,6 +75,7 @@ class DialValues:
             seed = random.randrange(NEW_SEED_BOUND)
         return DecodeSettings(
             threshold=self.threshold,
+            verify=self.verify,
             block_size=self.block_size,
             metric=self.metric,
             max_new_tokens=self.max_new_tokens,
@@ -114,6 +117,12 @@ class Dial:
                 elem_id="tau-ends",
                 apply_default_css=False,
             )
+            self.verify = gr.Checkbox(
+                loaded.mars_tuned,
+                label="Verify",
+                info="Check unsure predictions in the next forward. At τ = 1 nothing is lost.",
+                elem_id="verify",
+            )
         with gr.Accordion("More settings", open=False, elem_id="more"):
             gr.Markdown("Act at once, even on an answer that is being written:", elem_classes="mars-when")
             self.block_size = gr.Slider(
@@ -135,6 +144,7 @@ class Dial:
     def inputs(self) -> list[Any]:
         return [
             self.threshold,
+            self.verify,
             self.block_size,
             self.metric,
             self.max_new_tokens,
@@ -145,14 +155,19 @@ class Dial:
         ]
 
     def connect(self) -> None:
-        """Let τ, B and the metric act on what is running: outside the queue, the newest position only."""
+        """Let τ, verification, B and the metric act on what is running: outside the queue, the newest
+        position only."""
         live: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
         self.threshold.input(self._turn_threshold, self.threshold, trigger_mode="always_last", **live)
+        self.verify.input(self._turn_verify, self.verify, trigger_mode="always_last", **live)
         self.block_size.input(self._turn_block_size, self.block_size, trigger_mode="always_last", **live)
         self.metric.input(self._turn_metric, self.metric, self.threshold, **live)
 
     def _turn_threshold(self, threshold: float, request: gr.Request) -> None:
         self._turn(request, threshold=_number("threshold", threshold))
+
+    def _turn_verify(self, verify: bool, request: gr.Request) -> None:
+        self._turn(request, verify=bool(verify))
 
     def _turn_block_size(self, block_size: int, request: gr.Request) -> None:
         self._turn(request, block_size=round(_number("block size", block_size)))
@@ -189,9 +204,10 @@ function follow(tau) {
     left.textContent = byEntropy ? 'exact' : 'faster';
     right.textContent = byEntropy ? 'faster' : 'exact';
     const exact = byEntropy ? value <= low : value >= high;
-    output.textContent = exact ? '1 token a forward' : '';
+    const verify = document.querySelector('#verify input')?.checked;
+    output.textContent = !exact ? '' : verify ? 'lossless' : '1 token a forward';
   };
-  document.addEventListener('input', () => setTimeout(show));
+  for (const type of ['input', 'change']) document.addEventListener(type, () => setTimeout(show));
   new MutationObserver(() => setTimeout(show)).observe(tau, { subtree: true, attributes: true });
   show();
 }

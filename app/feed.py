@@ -15,8 +15,10 @@ A compact event ("—" = key left out when it has its usual value):
 
     i   number of the forward           n   tokens it committed
     t   τ in force, None where the mode knows no τ
-    m   metric: p, m or e (first letter)   b   B        w  window length       ms  milliseconds
+    m   metric: p, m or e (first letter)   b   most tokens a forward can commit: B, or 2B − 1 with drafts
+    w   window length                   ms  milliseconds
     c   cells (— none)                  p   1: a prefill forward (—)
+    v   how many of its tokens were drafts that it verified (— without verification)
 
 A cell is what is drawn as one: usually one token, or the several tokens that make one character.
 
@@ -137,6 +139,7 @@ class Feed:
             "threshold": None,
             "metric": None,
             "block_size": None,
+            "most_tokens": None,
             "speedup": self.speedup,
             "note": self.note,
         }
@@ -212,12 +215,14 @@ def _compact_event(event: StepEvent, cells: list[dict[str, Any]]) -> dict[str, A
         "n": len(event.committed),
         "t": _threshold(event),
         "m": event.metric[0],
-        "b": event.block_size,
+        "b": _most_tokens(event),
         "w": event.window_length,
         "ms": round(event.seconds * 1000, 1),
     }
     if event.prefill:
         compact["p"] = 1
+    if event.verify:
+        compact["v"] = sum(choice.decided == "verified" for choice in event.committed)
     if cells:
         compact["c"] = cells
     return compact
@@ -242,9 +247,14 @@ def _token(choice: TokenChoice, metric: Metric) -> dict[str, Any]:
 
 def _threshold(event: StepEvent) -> float | None:
     """τ, or None in AR mode: a forward without masks that τ does not explain compares with no τ."""
-    if event.one_token and not one_token_mode("mars", event.threshold, event.metric):
+    if event.one_token and not one_token_mode("mars", event.threshold, event.metric, event.verify):
         return None
     return round(event.threshold, 4)
+
+
+def _most_tokens(event: StepEvent) -> int:
+    """The most tokens a forward can commit: B, and with verification as many drafts before them."""
+    return 2 * event.block_size - 1 if event.verify else event.block_size
 
 
 def _in_force(event: StepEvent, read: Statistics) -> dict[str, Any]:
@@ -255,6 +265,7 @@ def _in_force(event: StepEvent, read: Statistics) -> dict[str, Any]:
         "threshold": _threshold(event),
         "metric": event.metric,
         "block_size": event.block_size,
+        "most_tokens": _most_tokens(event),
     }
 
 

@@ -13,7 +13,7 @@ from mars_core.settings import METRICS
 from .dial import threshold_update
 
 MAX_PROMPT = 8000  # characters; longer addresses are cut by servers and browsers
-NAMES = ("tau", "b", "metric", "max", "temperature", "top_p", "seed", "system")
+NAMES = ("tau", "verify", "b", "metric", "max", "temperature", "top_p", "seed", "system")
 
 # Inputs: text box, conversation (as JSON), then the dial in `Dial.inputs`' order, named as in NAMES.
 COPY_LINK_SCRIPT = """async (box, conversation, ...dial) => {
@@ -58,6 +58,7 @@ def _dial(query: Mapping[str, str]) -> list[Any]:
     seed = _read(query, "seed", int, 0, 2**63 - 1)
     return [
         gr.update() if tau is None and "metric" not in query else threshold_update(metric, tau),
+        _value(_flag(query, "verify")),
         _value(_read(query, "b", int, 1, 64)),
         _value(metric if "metric" in query else None),
         _value(_read(query, "max", int, 1, 2048)),
@@ -78,6 +79,14 @@ def _read(query: Mapping[str, str], name: str, kind: type, low: float, high: flo
     if value is None or not low <= value <= high:
         raise MarsError(f"{name} is {query[name]!r}; allowed is {low} to {high}.")
     return value
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool | None:
+    if name not in query:
+        return None
+    if query[name] not in ("true", "false"):
+        raise MarsError(f"{name} is {query[name]!r}; allowed are true and false.")
+    return query[name] == "true"
 
 
 def _value(value: Any) -> Any:

@@ -99,14 +99,12 @@ function whereWords(cell, forward, ghost) {
 
 function howWords(cell, forward, ghost) {
   const drawn = cell.r ? ", drawn at random" : "";
+  if (ghost && forward.v !== undefined) return "A draft: not committed yet, the next forward checks it.";
   if (ghost) return "Not committed: the next forward predicts it again.";
   if (!cell.d) return `Autoregressive: no mask stood before it${drawn}.`;
-  if (cell.d === "accepted") return `Accepted at τ = ${short(forward.t)}, behind ${cell.o - 1} ${masks(cell)}${drawn}.`;
-  return `${cell.d[0].toUpperCase()}${cell.d.slice(1)}${drawn}.`;
-}
-
-function masks(cell) {
-  return cell.o === 2 ? "mask" : "masks";
+  if (cell.d === "verified") return `Verified: drafted by forward ${forward.i}, confirmed by this one${drawn}.`;
+  const masks = cell.o - 1 - (forward.v ?? 0);
+  return `Accepted at τ = ${short(forward.t)}, behind ${masks} mask${masks === 1 ? "" : "s"}${drawn}.`;
 }
 
 /** A bar of the confidence with τ marked on it. */

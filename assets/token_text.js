@@ -107,7 +107,7 @@ class TokenText {
 }
 
 function cellClass(cell) {
-  const decided = cell.d ? "mars-accepted" : "mars-ar";
+  const decided = `mars-${cell.d ?? "ar"}`;
   const chip = cell.s ? " mars-chip" : "";
   const rtl = RIGHT_TO_LEFT.test(cell.x) ? " mars-rtl" : "";
   const solid = /^\S/.test(cell.x) ? " mars-solid" : "";

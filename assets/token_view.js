@@ -3,6 +3,7 @@
 const KINDS = [
   ["ar", "autoregressive", "The first token of a forward: what the model writes next when no mask stands before it"],
   ["accepted", "accepted", "Predicted behind masks in the same forward, and sure enough for the threshold τ"],
+  ["verified", "verified", "Predicted behind masks by the forward before, and confirmed by this one: as good as autoregressive"],
   ["ghost", "not committed", "Predicted by the newest forward and not sure enough: the next one predicts it again"],
 ];
 
@@ -74,9 +75,9 @@ class TokenView {
     new ResizeObserver(([entry]) => this.keepHeight(entry.contentRect.height)).observe(this.stage);
   }
 
-  /** Show the shades that can occur with this B. */
-  showLevels(blockSize) {
-    this.swatches.forEach((swatch, level) => (swatch.hidden = level > levelOf(blockSize)));
+  /** Show the shades that can occur where a forward commits at most this many. */
+  showLevels(most) {
+    this.swatches.forEach((swatch, level) => (swatch.hidden = level > levelOf(most)));
   }
 
   // ---- messages ----
@@ -112,7 +113,7 @@ class TokenView {
 
   refresh(message) {
     this.drawGhosts(message.ghosts, message.waiting, message.events.at(-1));
-    if (message.figures.block_size) this.showLevels(message.figures.block_size);
+    if (message.figures.most_tokens) this.showLevels(message.figures.most_tokens);
     const reading = message.figures.num_forwards === 0 && !message.done;
     this.hint.textContent = reading ? "Reading the prompt …" : props.hint;
     this.host.classList.toggle("mars-reading", reading);

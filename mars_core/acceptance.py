@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from .settings import DecodeSettings, LiveValues
+from .settings import DecodeSettings, LiveValues, never_accepts
 
 # A packed prediction carries token ids as float32, which holds whole numbers exactly up to here.
 MAX_VOCABULARY = 2**24
@@ -38,6 +38,8 @@ class Prediction:
 
     def passes(self, live: LiveValues) -> bool:
         """True where this prediction, made behind a mask, is sure enough to be committed."""
+        if never_accepts(live.threshold, live.metric):
+            return False
         if live.metric == "entropy":
             return self.entropy <= live.threshold
         confidence = self.margin if live.metric == "margin" else self.probability

@@ -52,7 +52,9 @@ def reference_verify(loaded: LoadedModel, prompt_ids: list[int], settings: Decod
     prefix, each draft, and masks behind it.
     """
     live, suppressed = settings.live_values(), torch.tensor(loaded.suppressed_token_ids, dtype=torch.long)
-    tokens, drafts, groups, remaining = list(prompt_ids), [], [], settings.max_new_tokens
+    tokens, remaining = list(prompt_ids), settings.max_new_tokens
+    drafts: list[int] = []
+    groups: list[list[int]] = []
 
     def ask(prefix: list[int], num_masks: int) -> list:
         ids = torch.tensor([prefix + [loaded.mask_token_id] * num_masks], device=loaded.device)

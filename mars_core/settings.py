@@ -20,17 +20,18 @@ MAX_BLOCK_SIZE = 64
 MIN_TEMPERATURE = 0.001
 
 
-def one_token_mode(mode: Mode, threshold: float, metric: Metric, verify: bool = False) -> bool:
-    """True where no prediction behind a mask could ever be committed, so that none is made.
+def never_accepts(threshold: float, metric: Metric) -> bool:
+    """True at τ's exact end, where nothing is committed for its confidence alone.
 
-    That is AR decoding by definition, not by luck: in floating point a probability can round to 1,
-    so comparing it with τ = 1 would not be enough (arXiv 2604.07023, "τ = 1.0").
+    By definition, not by luck: in floating point a probability can round to 1, so comparing it with τ = 1
+    would not be enough (arXiv 2604.07023, "τ = 1.0").
     """
-    if mode == "ar":
-        return True
-    if verify:
-        return False
     return threshold <= 0 if metric == "entropy" else threshold >= 1
+
+
+def one_token_mode(mode: Mode, threshold: float, metric: Metric, verify: bool = False) -> bool:
+    """True where no prediction behind a mask could ever be committed, so that none is made: AR decoding."""
+    return mode == "ar" or (not verify and never_accepts(threshold, metric))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from .loaded import LoadedModel
 from .options import add_model_options, load_from
 from .prompts import chat_prompt_ids
 from .row import Request
-from .settings import METRICS, MODES, DecodeSettings, LiveSettings
+from .settings import LAYOUTS, METRICS, MODES, DecodeSettings, LiveSettings
 
 # Two hues that stay apart for the colour-blind, on dark and light terminals; one-token forwards are plain.
 GROUP_COLOURS = ("\x1b[34m", "\x1b[33m")
@@ -51,6 +51,13 @@ def _add_decoding_options(parser: argparse.ArgumentParser) -> None:
         help="confidence to commit a token behind a mask; 1 is exactly AR (default: %(default)s)",
     )
     group.add_argument("--metric", choices=METRICS, default=defaults.metric, help="what τ is compared with")
+    group.add_argument(
+        "--verify",
+        action="store_true",
+        help="check what was not sure enough in the next forward; with τ = 1 the output is exactly AR's",
+    )
+    group.add_argument("--layout", choices=LAYOUTS, default=defaults.layout, help="of windows with drafts")
+    group.add_argument("--max-drafts", type=int, metavar="K", help="most drafts a forward (default: B - 1)")
     group.add_argument("--block-size", type=int, metavar="B", help="most tokens a forward (default: model's)")
     group.add_argument("--max-new-tokens", type=int, default=defaults.max_new_tokens, metavar="N")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
@@ -93,6 +100,9 @@ def _settings_maker(arguments: argparse.Namespace) -> Callable[[int], DecodeSett
             mode=arguments.mode,
             threshold=arguments.threshold,
             metric=arguments.metric,
+            verify=arguments.verify,
+            layout=arguments.layout,
+            max_drafts=arguments.max_drafts,
             block_size=block_size if arguments.block_size is None else arguments.block_size,
             max_new_tokens=arguments.max_new_tokens,
             temperature=arguments.temperature,
@@ -135,7 +145,7 @@ def _figures_line(loaded: LoadedModel, settings: DecodeSettings, figures: Statis
         f"[{figures.num_tokens} tokens in {figures.num_forwards} forwards: "
         f"{figures.tokens_per_forward:.2f} tok/fwd, {figures.tokens_per_s:.1f} tok/s; "
         f"prefill {figures.prefill_s:.2f} s, decode {figures.decode_s:.2f} s; {figures.finish_reason}; "
-        f"{settings.mode}, τ = {settings.threshold:g}, B = {settings.block_size}; "
+        f"{_mode_name(settings)}, τ = {settings.threshold:g}, B = {settings.block_size}; "
         f"{loaded.name}, {loaded.device}, {_dtype_name(loaded)}]"
     )
 
@@ -147,6 +157,7 @@ def _summary(loaded: LoadedModel, settings: DecodeSettings, figures: Statistics,
         "mode": settings.mode,
         "threshold": settings.threshold,
         "metric": settings.metric,
+        "verify": settings.verify,
         "block_size": settings.block_size,
         "seed": settings.seed,
         "model": loaded.name,
@@ -157,3 +168,7 @@ def _summary(loaded: LoadedModel, settings: DecodeSettings, figures: Statistics,
 
 def _dtype_name(loaded: LoadedModel) -> str:
     return str(loaded.dtype).removeprefix("torch.")
+
+
+def _mode_name(settings: DecodeSettings) -> str:
+    return f"{settings.mode} + verify" if settings.verify and settings.mode == "mars" else settings.mode

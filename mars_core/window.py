@@ -120,15 +120,21 @@ def build_window(
     ids, positions, slots, lines, groups = [], [], [], [], []
     for row in rows:
         padding = width - row.length
-        columns = row.layout()
+        layout = row.layout()
         ids.append([mask_token_id] * padding + [*row.tokens, *row.drafts] + [mask_token_id] * sum(row.groups))
-        positions.append([0] * padding + [position for position, _, _ in columns])
+        positions.append([0] * padding + [position for position, _, _ in layout])
         slots.append([scratch_slot] * padding + list(range(row.start, row.end)))
-        lines.append([0] * padding + [line for _, line, _ in columns])
+        lines.append([0] * padding + [line for _, line, _ in layout])
         # no slot lies between the one behind scratch and scratch: padding has no group
-        groups.append([scratch_slot + 1] * padding + [group for _, _, group in columns])
+        groups.append([scratch_slot + 1] * padding + [group for _, _, group in layout])
+    columns = (torch.tensor(values, device=device) for values in (ids, positions, slots, lines, groups))
+    input_ids, position_ids, slot_ids, line, group = columns
     return Window(
-        *(torch.tensor(values, device=device) for values in (ids, positions, slots, lines, groups)),
+        input_ids=input_ids,
+        position_ids=position_ids,
+        slots=slot_ids,
+        line=line,
+        group=group,
         num_slots=max(row.end for row in rows),
         logits_to_keep=max(1, *(row.num_predictions for row in rows)) if rows else 1,
     )

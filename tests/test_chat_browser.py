@@ -56,7 +56,7 @@ def test_an_answer_is_the_librarys_and_none_of_it_is_lost_or_doubled(chromium, t
     with chat(chromium, tiny, link=link) as page:
         ask(page, "hello")
         text = wait_answer(page)
-        settings = DecodeSettings(threshold=0.5, temperature=0.8, seed=5, max_new_tokens=80)
+        settings = DecodeSettings(threshold=0.5, verify=True, temperature=0.8, seed=5, max_new_tokens=80)
         assert text == expected(tiny, "hello", settings)
         trace = trace_of(page, tmp_path)
         assert trace["text"] == text
@@ -84,7 +84,7 @@ def test_turning_tau_acts_on_the_answer_that_is_being_written(chromium, slow, tm
 
 
 def test_at_the_sliders_exact_end_each_forward_commits_one_token(chromium, slow, tmp_path):
-    with chat(chromium, slow, link={"max": 12, "tau": 1}) as page:
+    with chat(chromium, slow, link={"max": 12, "tau": 1, "verify": "false"}) as page:
         assert page.text_content("#tau-ends output") == "1 token a forward"
         ask(page, "count")
         wait_answer(page)
@@ -121,7 +121,7 @@ def test_two_visitors_do_not_disturb_each_other(chromium, slow):
         one.click("#stop")
         stopped = wait_answer(one, 10)
         answer = wait_answer(two)
-        assert answer == expected(slow, "second", DecodeSettings(max_new_tokens=60))
+        assert answer == expected(slow, "second", DecodeSettings(max_new_tokens=60, verify=True))
         assert len(stopped) < 120
         assert "first" not in two.text_content("#conversation")
 
@@ -184,7 +184,7 @@ def test_retry_edit_undo_and_clear(chromium, tiny):
         page.keyboard.press("Enter")
         page.wait_for_function("document.querySelector('.mars-user .mars-body')?.textContent === 'two'")
         page.wait_for_selector("#thread[data-state=answered]")
-        settings = DecodeSettings(max_new_tokens=12)
+        settings = DecodeSettings(max_new_tokens=12, verify=True)
         assert shown_text(page) == expected(tiny, "two", settings)
         assert page.locator(".mars-message").count() == 2
 
@@ -250,7 +250,9 @@ def test_a_copied_link_opens_ready_and_not_running(chromium, tiny):
     opened.close()
 
 
-@pytest.mark.parametrize("query", [{"tau": "nan"}, {"b": "x"}, {"metric": "<b>"}, {"max": "-1"}])
+@pytest.mark.parametrize(
+    "query", [{"tau": "nan"}, {"verify": "maybe"}, {"b": "x"}, {"metric": "<b>"}, {"max": "-1"}]
+)
 def test_a_link_with_wrong_values_still_opens(chromium, tiny, query):
     with chat(chromium, tiny, link={"prompt": "hi", **query}) as page:
         page.wait_for_selector("text=settings were left out")
@@ -320,7 +322,7 @@ def test_a_wide_code_block_scrolls_in_its_own_box_on_a_narrow_screen(chromium):
 def test_the_speed_up_shows_once_one_token_forwards_were_measured(chromium):
     with (
         served(SlowScript(0.05).loaded()) as app,
-        chat(chromium, app, link={"max": 24, "tau": 0.5}) as page,
+        chat(chromium, app, link={"max": 24, "tau": 0.5, "verify": "false"}) as page,
     ):
         tile = page.locator(".mars-tile-speedup")
         ask(page, "count")
@@ -337,3 +339,20 @@ def test_an_empty_seed_stays_empty(chromium, slow):
     with chat(chromium, slow, link={"max": 8, "temperature": 1}) as page:
         page.click("text=More settings")
         assert page.input_value("input[placeholder^='a new one'], textarea[placeholder^='a new one']") == ""
+
+
+def test_verification_is_exact_marks_its_tokens_and_can_be_turned_off_while_it_writes(
+    chromium, slow, tmp_path
+):
+    with chat(chromium, slow, link={"max": 120, "tau": 1}) as page:
+        assert page.text_content("#tau-ends output") == "lossless"
+        ask(page, "count")
+        page.wait_for_function("document.querySelectorAll('#token-view .mars-verified').length > 12")
+        page.click("#verify input")
+        wait_answer(page)
+        plain = DecodeSettings(mode="ar", max_new_tokens=120)
+        trace = trace_of(page, tmp_path)
+        assert trace["text"] == shown_text(page) == expected(slow, "count", plain)
+        decided = [choice["decided"] for event in trace["events"] for choice in event["committed"]]
+        assert decided.count("verified") > 12
+        assert [len(event["committed"]) for event in trace["events"][-8:]] == [1] * 8

@@ -31,7 +31,7 @@ def test_a_question_gets_the_librarys_answer_at_more_than_one_token_a_forward(ch
     with chat(chromium, app, link={"max": 60, "tau": 0.9}) as page:
         ask(page, question)
         text = wait_answer(page)
-        settings = DecodeSettings(threshold=0.9, max_new_tokens=60)
+        settings = DecodeSettings(threshold=0.9, verify=True, max_new_tokens=60)
         assert text == expected(app, [{"role": "user", "content": question}], settings)
         trace = trace_of(page, tmp_path)
         assert trace["text"] == text
@@ -51,12 +51,12 @@ def test_a_sampled_second_turn_equals_the_librarys_for_the_same_seed(chromium, a
             {"role": "assistant", "content": first},
             {"role": "user", "content": "Another one, please."},
         ]
-        settings = DecodeSettings(threshold=0.7, temperature=0.7, seed=11, max_new_tokens=24)
+        settings = DecodeSettings(threshold=0.7, verify=True, temperature=0.7, seed=11, max_new_tokens=24)
         assert second == expected(app, messages, settings)
 
 
 def test_tau_and_stop_act_within_a_few_forwards(chromium, app, tmp_path):
-    with chat(chromium, app, link={"max": 400, "tau": 0.9}) as page:
+    with chat(chromium, app, link={"max": 400, "tau": 0.9, "verify": "false"}) as page:
         ask(page, "Count from 1 to 200, separated by commas.")
         page.wait_for_function("document.querySelector('#token-view .mars-text').textContent.length > 30")
         page.focus("#tau input[type=range]")

@@ -145,6 +145,15 @@ def test_below_tau_one_what_is_sure_is_committed_and_the_rest_is_verified():
     assert decided == {"ar", "accepted", "verified"}
 
 
+@pytest.mark.parametrize("exact", [{"threshold": 1.0}, {"threshold": 0.0, "metric": "entropy"}])
+def test_at_taus_exact_end_even_a_probability_of_one_is_verified(exact):
+    def sure_and_wrong(position: int, masked: bool) -> tuple[int, float]:
+        return right(position + 1) + 30 * masked, 1.0
+
+    events = run(sure_and_wrong, **exact)
+    assert {choice for group in decided_of(events) for choice in group} == {"ar"}
+
+
 @pytest.mark.parametrize("layout", ["linear", "full"])
 @pytest.mark.parametrize("after", range(1, 9))
 def test_an_end_of_sequence_that_was_a_draft_ends_the_answer_when_it_is_verified(after, layout):
