@@ -22,9 +22,10 @@ from .examples import EXAMPLES
 from .feed import Feed, messages
 from .figures import Figures
 from .honesty import honesty_line, model_facts
-from .link import COPY_LINK_SCRIPT, from_link
-from .live import LiveRegistry
+from .link import COPY_LINK_SCRIPT, LinkReader
+from .live import LiveRegistry, Running
 from .live_chart import LiveChart
+from .notices import info, warn
 from .token_view import TokenView
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,6 @@ class ChatTab:
             self.stop = gr.Button("Stop", variant="stop", scale=1, min_width=76, elem_id="stop")
         with gr.Row(elem_id="tools"):
             small: dict[str, Any] = dict(size="sm", min_width=60, scale=0)
-            self.retry = gr.Button("Retry", **small)
             self.undo = gr.Button("Undo", **small)
             self.clear = gr.Button("Clear", **small)
             self.copy_link = gr.Button("Copy link", elem_id="copy-link", **small)
@@ -116,7 +116,7 @@ class ChatTab:
         state = [self.messages, *self.dial.inputs]
         running = [
             gr.on([self.box.submit, self.send.click], self._send, [self.box, *state], **run),
-            gr.on([self.retry.click, self.conversation.retry], self._retry, state, **run),
+            self.conversation.retry(self._retry, state, **run),
             self.conversation.edit(self._edit, state, **run),
         ]
         for button, example in zip(self.examples, EXAMPLES, strict=True):
@@ -124,7 +124,7 @@ class ChatTab:
         self._connect_tools(running)
         self.dial.connect()
         loading: dict[str, Any] = dict(show_progress="hidden", api_visibility="private")
-        loaded = demo.load(from_link, None, [self.box, *self.dial.inputs], **loading)
+        loaded = demo.load(LinkReader(self.dial), None, [self.box, *self.dial.inputs], **loading)
         loaded.then(None, js=READY_SCRIPT)
         demo.unload(self._leave)
 
@@ -142,64 +142,78 @@ class ChatTab:
 
     def _send(self, request: gr.Request, text: str, history: list[Message], *dial: Any) -> Iterator[Update]:
         if is_blank(text):
-            gr.Info("Type a question first.")
-            return
-        yield from self._answer([*history, {"role": "user", "content": text}], dial, request)
+            yield self._only_say("Type a question first.")
+        else:
+            yield from self._answer([*history, {"role": "user", "content": text}], dial, request, history)
 
     def _retry(self, request: gr.Request, history: list[Message], *dial: Any) -> Iterator[Update]:
         asked = [*history]
         while asked and asked[-1]["role"] == "assistant":
             asked.pop()
-        if not asked:
-            gr.Info("There is nothing to answer again yet.")
-            return
-        yield from self._answer(asked, dial, request, before=history)
+        if asked:
+            yield from self._answer(asked, dial, request, history)
+        else:
+            yield self._only_say("There is nothing to answer again yet.")
 
     def _edit(
         self, request: gr.Request, event: gr.EventData, history: list[Message], *dial: Any
     ) -> Iterator[Update]:
-        data = event._data or {}
+        data = event._data if isinstance(event._data, dict) else {}
         index, text = data.get("index"), data.get("text")
-        if not (isinstance(index, int) and 0 <= index < len(history)) or not isinstance(text, str):
-            return
-        if is_blank(text):
-            gr.Info("Type a question first.")
-            return
-        asked = [*history[:index], {"role": "user", "content": text}]
-        yield from self._answer(asked, dial, request, before=history)
+        if not (isinstance(index, int) and 0 <= index < len(history) and isinstance(text, str)):
+            yield self._only_say("That message is no longer there.")
+        elif is_blank(text):
+            yield self._only_say("Type a question first.")
+        else:
+            asked = [*history[:index], {"role": "user", "content": text}]
+            yield from self._answer(asked, dial, request, history)
+
+    def _only_say(self, text: str) -> Update:
+        """A word, and nothing changes. A listener that yields nothing would empty its outputs."""
+        info(text)
+        return {self.trace: gr.skip()}
 
     def _answer(
-        self, asked: list[Message], dial: Any, request: gr.Request, before: list[Message] | None = None
+        self, asked: list[Message], dial: Any, request: gr.Request, before: list[Message]
     ) -> Iterator[Update]:
         """Answer the last of `asked`. What cannot even start leaves everything as it was (`before`)."""
-        try:
-            values = DialValues.read(dial)
-            settings = values.settings()
-            system = [{"role": "system", "content": values.system}] if not is_blank(values.system) else []
-            room = self.engine.loaded.context_length - settings.max_new_tokens - settings.block_size + 1
-            assert self.engine.loaded.tokenizer is not None
-            fitted = fit_prompt(self.engine.loaded.tokenizer, [*system, *asked], room)
-            prompt = Prompt([*system, *asked], fitted.ids, settings)
-        except MarsError as error:
-            gr.Warning(str(error))
-            yield {self.conversation: conversation(asked[:-1] if before is None else before, running=False)}
+        if self.registry.is_running(request.session_hash or ""):
+            yield self._only_say("An answer is being written. Stop it first, or wait for its end.")
             return
-        if fitted.num_dropped:
-            gr.Info(f"The {fitted.num_dropped} oldest messages no longer fit the model's context: left out.")
+        try:
+            prompt, num_dropped = self._prompt(asked, DialValues.read(dial))
+        except MarsError as error:
+            warn(str(error))
+            yield {self.conversation: conversation(before, running=False)}
+            return
+        if num_dropped:
+            info(f"The {num_dropped} oldest messages no longer fit the model's context: left out.")
         yield from self._write(asked, prompt, request)
+
+    def _prompt(self, asked: list[Message], values: DialValues) -> tuple[Prompt, int]:
+        """What the engine is given, and how many of the oldest messages had to go. Raises `MarsError`."""
+        settings, loaded = values.settings(), self.engine.loaded
+        assert loaded.tokenizer is not None
+        system = [] if is_blank(values.system) else [{"role": "system", "content": values.system}]
+        room = loaded.context_length - settings.max_new_tokens - settings.block_size + 1
+        fitted = fit_prompt(loaded.tokenizer, [*system, *asked], room)
+        return Prompt([*system, *asked], fitted.ids, settings), fitted.num_dropped
 
     def _write(self, asked: list[Message], prompt: Prompt, request: gr.Request) -> Iterator[Update]:
         """Stream one answer; the last update holds the conversation with it, or the question back in the
         box where not one character was written."""
         feed = Feed(len(prompt.ids), self.note)
         events: list[StepEvent] = []
-        yield {self.messages: asked, self.conversation: conversation(asked, running=True), self.box: ""}
-        try:
-            for message in messages(self._events(prompt, request, feed, events), feed):
-                yield self._drawn(message)
-        except Exception as error:  # whatever happened, the page must come back to rest
-            yield self._drawn(self._failed(error, prompt, feed, events))
-        yield self._at_rest(asked, feed) | {self.trace: self._trace_of(prompt, events)}
+        with self.registry.running(request.session_hash or "", prompt.settings.live_values()) as running:
+            yield {self.messages: asked, self.conversation: conversation(asked, running=True), self.box: ""}
+            try:
+                for message in messages(self._events(prompt, running, feed, events), feed):
+                    if not running.discarded:
+                        yield self._drawn(message)
+            except Exception as error:  # whatever happened, the page must come back to rest
+                yield self._drawn(self._failed(error, prompt, feed, events))
+            if not running.discarded:
+                yield self._at_rest(asked, feed) | {self.trace: self._trace_of(prompt, events)}
 
     def _drawn(self, message: dict[str, Any]) -> Update:
         return {self.view: message, self.figures: message, self.chart: message}
@@ -209,7 +223,7 @@ class ChatTab:
     ) -> dict[str, Any]:
         """Say in the page what went wrong; what was written stays."""
         sentence = explain(error)
-        gr.Warning(sentence)
+        warn(sentence)
         before = events[-1] if events else None
         last = StepEvent.without_forward(before, prompt.settings.live_values(), "error", error=sentence)
         feed.push(last)
@@ -229,25 +243,24 @@ class ChatTab:
         update: Update = {}
         if is_blank(feed.text):
             kept, update[self.box] = asked[:-1], asked[-1]["content"]
-        else:
-            kept = [*asked, {"role": "assistant", "content": feed.text}]
-        return update | {self.messages: kept, self.conversation: conversation(kept, running=False)}
+            return update | {self.messages: kept, self.conversation: conversation(kept, running=False)}
+        kept = [*asked, {"role": "assistant", "content": feed.text}]
+        shown = conversation(kept, running=False, ending=feed.ending)
+        return update | {self.messages: kept, self.conversation: shown}
 
     def _events(
-        self, prompt: Prompt, request: gr.Request, feed: Feed, kept: list[StepEvent]
+        self, prompt: Prompt, running: Running, feed: Feed, kept: list[StepEvent]
     ) -> Iterator[StepEvent]:
-        session = request.session_hash or ""
         counter, shared = StatisticsCounter(len(prompt.ids)), False
-        with self.registry.running(session, prompt.settings.live_values()) as live:
-            with closing(self.engine.stream(Request(prompt.ids, prompt.settings, live))) as events:
-                for event in events:
-                    kept.append(event)
-                    self.baseline.add(event)
-                    counter.add(event)
-                    # forwards shared with other visitors take longer: then there is no fair comparison
-                    shared = shared or event.num_rows > 1
-                    feed.speedup = None if shared else self.baseline.speedup(counter.read().tokens_per_s)
-                    yield event
+        with closing(self.engine.stream(Request(prompt.ids, prompt.settings, running.live))) as events:
+            for event in events:
+                kept.append(event)
+                self.baseline.add(event)
+                counter.add(event)
+                # forwards shared with other visitors take longer: then there is no fair comparison
+                shared = shared or event.num_rows > 1
+                feed.speedup = None if shared else self.baseline.speedup(counter.read().tokens_per_s)
+                yield event
 
     def _stop(self, request: gr.Request) -> None:
         self.registry.cancel(request.session_hash or "", wait_s=STOP_WAIT_S)
@@ -258,7 +271,7 @@ class ChatTab:
 
     def _undo(self, request: gr.Request, history: list[Message]) -> Update:
         """Take back the last question with its answer; the question goes into the box."""
-        self._stop(request)
+        self._discard(request)
         kept = [*history]
         while kept and kept[-1]["role"] == "assistant":
             kept.pop()
@@ -266,8 +279,11 @@ class ChatTab:
         return self._blank(kept) | {self.box: question}
 
     def _clear(self, request: gr.Request) -> Update:
-        self._stop(request)
+        self._discard(request)
         return self._blank([])
+
+    def _discard(self, request: gr.Request) -> None:
+        self.registry.cancel(request.session_hash or "", STOP_WAIT_S, discard=True)
 
     def _blank(self, kept: list[Message]) -> Update:
         return {
@@ -281,7 +297,7 @@ class ChatTab:
 
     def _trace_text(self, trace: Trace | None) -> str:
         if trace is None:
-            gr.Info("There is no answer to save yet.")
+            info("There is no answer to save yet.")
             return ""
         return json.dumps(trace.to_json(), ensure_ascii=False)
 

@@ -29,16 +29,17 @@ class Conversation(FeedHTML):
         )
 
 
-def conversation(messages: Sequence[Message], *, running: bool) -> dict[str, Any]:
+def conversation(messages: Sequence[Message], *, running: bool, ending: str = "") -> dict[str, Any]:
     """The component's value.
 
     Args:
         messages: system messages are not shown.
         running: an answer to the last message is being written (the token view shows it).
+        ending: how the last answer ended, in a sentence.
     """
     shown = [
         {"index": index, "role": message["role"], "text": message["content"]}
         | ({"html": to_html(message["content"])} if message["role"] == "assistant" else {})
         for index, message in enumerate(messages)
     ]
-    return {"messages": shown, "running": running}
+    return {"messages": shown, "running": running, "ending": ending}

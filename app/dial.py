@@ -14,8 +14,11 @@ from mars_core import DecodeSettings, LoadedModel, MarsError
 from mars_core.settings import METRICS, Metric
 
 from .live import LiveRegistry
+from .notices import fault
+from .token_view import ASSETS
 
 NEW_SEED_BOUND = 2**31
+MAX_SEED_DIGITS = 18  # below 2**63
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def _seed(value: Any) -> int | None:
     text = "" if value is None else str(value).strip()
     if not text:
         return None
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > MAX_SEED_DIGITS:
         raise MarsError(f"seed is {text!r}; allowed is a whole number, 0 or more, or nothing.")
     return int(text)
 
@@ -112,17 +115,17 @@ class Dial:
                 scale.low, scale.high, start, step=0.01, label=scale.label, elem_id="tau", buttons=[]
             )
             gr.HTML(
-                html_template='<div class="mars-ends"><span></span><output></output><span></span></div>',
-                js_on_load=_ENDS_SCRIPT,
+                html_template=_ENDS,
+                js_on_load=(ASSETS / "tau_ends.js").read_text("utf-8"),
                 elem_id="tau-ends",
                 apply_default_css=False,
             )
-            self.verify = gr.Checkbox(
-                loaded.mars_tuned,
-                label="Verify",
-                info="Check unsure predictions in the next forward. At τ = 1 nothing is lost.",
-                elem_id="verify",
-            )
+        self.verify = gr.Checkbox(
+            loaded.mars_tuned,
+            label="Verify",
+            info="Check unsure predictions in the next forward. At τ = 1 nothing is lost.",
+            elem_id="verify",
+        )
         with gr.Accordion("More settings", open=False, elem_id="more"):
             gr.Markdown("Act at once, even on an answer that is being written:", elem_classes="mars-when")
             self.block_size = gr.Slider(
@@ -175,7 +178,7 @@ class Dial:
     def _turn_metric(self, metric: Metric, request: gr.Request) -> Any:
         # another metric is another scale: τ goes to where that one starts, in the same step
         if metric not in SCALES:
-            raise gr.Error(f"There is no metric {metric!r}.")
+            raise fault(f"There is no metric {metric!r}.")
         self._turn(request, metric=metric, threshold=SCALES[metric].start)
         return threshold_update(metric)
 
@@ -183,7 +186,7 @@ class Dial:
         try:
             self.registry.update(request.session_hash or "", **changes)
         except MarsError as error:
-            raise gr.Error(str(error)) from None
+            raise fault(str(error)) from None
 
 
 def threshold_update(metric: Metric, value: float | None = None) -> Any:
@@ -193,28 +196,7 @@ def threshold_update(metric: Metric, value: float | None = None) -> Any:
     return gr.update(minimum=scale.low, maximum=scale.high, value=position, label=scale.label)
 
 
-# Reads the slider itself, so that the words follow the hand with no round trip. It may be mounted later.
-_ENDS_SCRIPT = """
-const [left, output, right] = element.querySelector('.mars-ends').children;
-function follow(tau) {
-  const slider = tau.querySelector('input[type=range]');
-  const show = () => {
-    const byEntropy = slider.max === '2';
-    const [value, low, high] = [slider.value, slider.min, slider.max].map(Number);
-    left.textContent = byEntropy ? 'exact' : 'faster';
-    right.textContent = byEntropy ? 'faster' : 'exact';
-    const exact = byEntropy ? value <= low : value >= high;
-    const verify = document.querySelector('#verify input')?.checked;
-    output.textContent = !exact ? '' : verify ? 'lossless' : '1 token a forward';
-  };
-  for (const type of ['input', 'change']) document.addEventListener(type, () => setTimeout(show));
-  new MutationObserver(() => setTimeout(show)).observe(tau, { subtree: true, attributes: true });
-  show();
-}
-function wait() {
-  const tau = document.querySelector('#tau');
-  if (tau?.querySelector('input[type=range]')) follow(tau);
-  else setTimeout(wait, 50);
-}
-wait();
-"""
+_ENDS = (
+    '<div class="mars-ends"><span></span><output></output><span></span></div><p class="mars-meaning"></p>'
+    '<p class="mars-keys"><kbd>←</kbd> <kbd>→</kbd> turn τ · <kbd>Esc</kbd> stops</p>'
+)

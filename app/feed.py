@@ -13,7 +13,8 @@ forwards ran since the last, not on how long the answer is.
 
 A compact event ("—" = key left out when it has its usual value):
 
-    i   number of the forward           n   tokens it committed
+    i   number of the forward, of those that commit (a prompt in pieces counts once)
+    n   tokens it committed
     t   τ in force, None where the mode knows no τ
     m   metric: p, m or e (first letter)   b   most tokens a forward can commit: B, or 2B − 1 with drafts
     w   window length                   ms  milliseconds
@@ -67,12 +68,15 @@ class Feed:
         self._newest: StepEvent | None = None
         self._seq = 0
         self._sent = self._sent_before = 0
+        self._num_forwards = 0
         self._error: str | None = None
 
     def push(self, event: StepEvent) -> None:
         """Add what one forward did."""
         self._counter.add(event)
-        self._events.append(_compact_event(event, self._cells.add(event)))
+        cells = self._cells.add(event, self._num_forwards)
+        self._events.append(_compact_event(event, cells, self._num_forwards))
+        self._num_forwards += bool(event.committed)
         self._answer.append(event.text)
         self._newest = event
         self._error = event.error or self._error
@@ -101,6 +105,11 @@ class Feed:
     def text(self) -> str:
         """The answer so far."""
         return "".join(self._answer)
+
+    @property
+    def ending(self) -> str:
+        """How the run ended, in a sentence or two."""
+        return _ending(self._counter.read(), self._error)
 
     def _message(self, start: int) -> Message:
         message: Message = {
@@ -187,12 +196,12 @@ class _CellBuilder:
         self.text: list[str] = []
         self._pieces: list[tuple[int, str, int]] = []
 
-    def add(self, event: StepEvent) -> list[dict[str, Any]]:
-        """The cells that this event completed."""
+    def add(self, event: StepEvent, forward: int) -> list[dict[str, Any]]:
+        """The cells that this event, of this number, completed."""
         cells = []
         for place, choice in enumerate(event.committed, start=1):
             if not choice.text and not choice.special:
-                self._pieces.append((choice.id, choice.label, event.index))
+                self._pieces.append((choice.id, choice.label, forward))
                 continue
             cell = {"x": choice.text, "o": place, **_token(choice, event.metric)}
             if choice.special:
@@ -209,9 +218,9 @@ class _CellBuilder:
         return [label for _, label, _ in self._pieces]
 
 
-def _compact_event(event: StepEvent, cells: list[dict[str, Any]]) -> dict[str, Any]:
+def _compact_event(event: StepEvent, cells: list[dict[str, Any]], number: int) -> dict[str, Any]:
     compact: dict[str, Any] = {
-        "i": event.index,
+        "i": number,
         "n": len(event.committed),
         "t": _threshold(event),
         "m": event.metric[0],

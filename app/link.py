@@ -8,9 +8,9 @@ from typing import Any
 import gradio as gr
 
 from mars_core import MarsError
-from mars_core.settings import METRICS
 
-from .dial import threshold_update
+from .dial import MAX_SEED_DIGITS, SCALES, Dial, threshold_update
+from .notices import warn
 
 MAX_PROMPT = 8000  # characters; longer addresses are cut by servers and browsers
 NAMES = ("tau", "verify", "b", "metric", "max", "temperature", "top_p", "seed", "system")
@@ -18,7 +18,8 @@ NAMES = ("tau", "verify", "b", "metric", "max", "temperature", "top_p", "seed", 
 # Inputs: text box, conversation (as JSON), then the dial in `Dial.inputs`' order, named as in NAMES.
 COPY_LINK_SCRIPT = """async (box, conversation, ...dial) => {
   const names = NAMES;
-  const asked = JSON.parse(conversation).messages.filter(({ role }) => role === 'user').at(-1)?.text;
+  const messages = conversation ? JSON.parse(conversation).messages : [];
+  const asked = messages.filter(({ role }) => role === 'user').at(-1)?.text;
   const link = new URL(location.pathname, location.origin);
   link.searchParams.set('prompt', box || asked || '');
   names.forEach((name, k) => {
@@ -36,44 +37,50 @@ COPY_LINK_SCRIPT = """async (box, conversation, ...dial) => {
 }""".replace("NAMES", str(list(NAMES)))
 
 
-def from_link(request: gr.Request) -> list[Any]:
-    """Updates for the text box and the dial, from the page's address. What is no valid value is left as it
-    is, with a word about it."""
-    query = dict(request.query_params)
-    updates = [gr.update()] * (1 + len(NAMES))
-    if not query.keys() & {"prompt", *NAMES}:
-        return updates
-    try:
-        return [_text(query, "prompt"), *_dial(query)]
-    except MarsError as error:
-        gr.Warning(f"The link's settings were left out: {error}")
-        return [_text(query, "prompt"), *updates[1:]]
+class LinkReader:
+    """Updates for the text box and the dial, from the page's address, within the dial's own bounds. What is
+    no valid value is left as it is, with a word about it."""
 
+    def __init__(self, dial: Dial) -> None:
+        self.most_block_size = int(dial.block_size.maximum)
+        self.most_new_tokens = int(dial.max_new_tokens.maximum)
 
-def _dial(query: Mapping[str, str]) -> list[Any]:
-    metric = query.get("metric", "probability")
-    if metric not in METRICS:
-        raise MarsError(f"metric is {metric!r}; allowed are {', '.join(METRICS)}.")
-    tau = _read(query, "tau", float, 0, 100)
-    seed = _read(query, "seed", int, 0, 2**63 - 1)
-    return [
-        gr.update() if tau is None and "metric" not in query else threshold_update(metric, tau),
-        _value(_flag(query, "verify")),
-        _value(_read(query, "b", int, 1, 64)),
-        _value(metric if "metric" in query else None),
-        _value(_read(query, "max", int, 1, 2048)),
-        _value(_read(query, "temperature", float, 0, 1.5)),
-        _value(_read(query, "top_p", float, 0.05, 1)),
-        _value(seed if seed is None else str(seed)),
-        _text(query, "system"),
-    ]
+    def __call__(self, request: gr.Request) -> list[Any]:
+        query = dict(request.query_params)
+        updates = [gr.update()] * (1 + len(NAMES))
+        if not query.keys() & {"prompt", *NAMES}:
+            return updates
+        try:
+            return [_text(query, "prompt"), *self._dial(query)]
+        except MarsError as error:
+            warn(f"The link's settings were left out: {error}")
+            return [_text(query, "prompt"), *updates[1:]]
+
+    def _dial(self, query: Mapping[str, str]) -> list[Any]:
+        metric = query.get("metric", "probability")
+        if metric not in SCALES:
+            raise MarsError(f"metric is {metric!r}; allowed are {', '.join(SCALES)}.")
+        scale = SCALES[metric]
+        tau = _read(query, "tau", float, scale.low, scale.high)
+        seed = _read(query, "seed", int, 0, 10**MAX_SEED_DIGITS - 1)
+        return [
+            gr.update() if tau is None and "metric" not in query else threshold_update(metric, tau),
+            _value(_flag(query, "verify")),
+            _value(_read(query, "b", int, 1, self.most_block_size)),
+            _value(metric if "metric" in query else None),
+            _value(_read(query, "max", int, 1, self.most_new_tokens)),
+            _value(_read(query, "temperature", float, 0, 1.5)),
+            _value(_read(query, "top_p", float, 0.05, 1)),
+            _value(seed if seed is None else str(seed)),
+            _text(query, "system"),
+        ]
 
 
 def _read(query: Mapping[str, str], name: str, kind: type, low: float, high: float) -> Any:
     if name not in query:
         return None
     try:
-        value = kind(query[name])
+        value = kind(query[name][:40])
     except ValueError:
         value = None
     if value is None or not low <= value <= high:

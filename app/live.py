@@ -16,8 +16,11 @@ from mars_core import LiveSettings, LiveValues
 
 
 @dataclass
-class _Running:
+class Running:
+    """A generation: its dial, whether its answer is still wanted, and a flag for when all of it is out."""
+
     live: LiveSettings
+    discarded: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -25,23 +28,25 @@ class LiveRegistry:
     """Sessions -> the generation each has running."""
 
     def __init__(self) -> None:
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Running] = {}
         self._lock = threading.Lock()
 
     @contextmanager
-    def running(self, session: str, values: LiveValues) -> Iterator[LiveSettings]:
-        """The handle for a generation of this session, for as long as it runs.
+    def running(self, session: str, values: LiveValues) -> Iterator[Running]:
+        """A generation of this session, from before its first update until after its last.
 
-        A generation of the same session that is still running is cancelled: a session has one.
+        One of the same session that is still running is cancelled and its answer discarded: a session has
+        one.
         """
-        entry = _Running(LiveSettings(values))
+        entry = Running(LiveSettings(values))
         with self._lock:
             previous = self._running.get(session)
             self._running[session] = entry
         if previous is not None:
+            previous.discarded = True
             previous.live.cancel()
         try:
-            yield entry.live
+            yield entry
         finally:
             entry.ended.set()
             with self._lock:
@@ -53,11 +58,19 @@ class LiveRegistry:
         if entry := self._running.get(session):
             entry.live.update(**changes)
 
-    def cancel(self, session: str, wait_s: float = 0.0) -> None:
-        """Stop what this session has running, and wait until its last figures are out."""
+    def cancel(self, session: str, wait_s: float = 0.0, *, discard: bool = False) -> None:
+        """Stop what this session has running, and wait until the last of it is out.
+
+        With `discard` the conversation it belongs to is gone: it must not write its answer there.
+        """
         if entry := self._running.get(session):
+            entry.discarded = entry.discarded or discard
             entry.live.cancel()
             entry.ended.wait(wait_s)
+
+    def is_running(self, session: str) -> bool:
+        """True while an answer of this session is being written."""
+        return session in self._running
 
     @property
     def sessions(self) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 
@@ -19,6 +21,7 @@ from .page import build_page, launch_options
 logger = logging.getLogger(__name__)
 
 FIRST_PORT = 7860
+LAST_PORT = 65535
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,10 +36,16 @@ def build_parser() -> argparse.ArgumentParser:
         "--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine only)"
     )
     group.add_argument(
-        "--port", type=int, metavar="PORT", help=f"port (default: the first free one from {FIRST_PORT})"
+        "--port", type=_port, metavar="PORT", help=f"port (default: the first free one from {FIRST_PORT})"
     )
     group.add_argument("--open", action="store_true", help="open the page in a browser")
     return parser
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= LAST_PORT):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give a whole number from 0 to {LAST_PORT}")
+    return int(text)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, lambda *_: _leave())
     signal.signal(signal.SIGTERM, lambda *_: _leave())
     try:
+        arguments.port = open_port(arguments.host, arguments.port)
         print("Loading the model …", file=sys.stderr, flush=True)
         engine = Engine(load_from(arguments))
         print(f"Open {serve(engine, arguments)} in a browser. Ctrl-C ends.", file=sys.stderr, flush=True)
@@ -55,6 +65,37 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     threading.Event().wait()
     return 0
+
+
+def open_port(host: str | None, port: int | None) -> int | None:
+    """Check, before a model is loaded, that the page can be served there; 0 becomes a port that is free.
+
+    Raises:
+        MarsError: where `host` is no address of this machine, or `port` cannot be opened.
+    """
+    address = host or os.environ.get("GRADIO_SERVER_NAME") or "127.0.0.1"
+    try:
+        found = socket.getaddrinfo(address.strip("[]"), port or 0, type=socket.SOCK_STREAM)
+        # IPv4 comes before IPv6, which a name may have without the machine having it
+        family, kind, protocol, _, where = min(found)
+        with socket.socket(family, kind, protocol) as probe:
+            # else a port that was in use a minute ago would count as taken; Windows means another thing by it
+            if os.name == "posix":
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            # without a port the page takes the first free one itself
+            return port if port is None else probe.getsockname()[1]
+    except (OSError, UnicodeError) as error:
+        raise MarsError(_why_not_open(address, port, getattr(error, "errno", None))) from error
+
+
+def _why_not_open(address: str, port: int | None, reason: int | None) -> str:
+    if port is not None and reason in (errno.EADDRINUSE, errno.EACCES):
+        return f"Port {port} cannot be opened ({os.strerror(reason)}). Choose another one with --port."
+    return (
+        f"{address} is not an address of this machine. Choose one with --host: 127.0.0.1 for this machine "
+        "only, 0.0.0.0 for all its networks."
+    )
 
 
 def serve(engine: Engine, arguments: argparse.Namespace) -> str:

@@ -35,16 +35,24 @@ def build_page(engine: Engine, registry: LiveRegistry, baseline: OneTokenBaselin
 
 def launch_options() -> dict[str, Any]:
     """How the page wants to be launched, for `Blocks.launch`."""
-    return {"theme": theme(), "head": head(), "footer_links": []}
+    # no part of the page takes a file
+    return {"theme": theme(), "head": head(), "footer_links": [], "max_file_size": 1}
 
 
 def theme() -> gr.themes.Base:
-    """Quiet, system fonts (nothing is fetched)."""
-    return gr.themes.Default(
+    """Quiet, system fonts (nothing is fetched), and a contrast of 4.5 or more for every text."""
+    look = gr.themes.Default(
         primary_hue=gr.themes.colors.blue,
         neutral_hue=gr.themes.colors.slate,
         font=["system-ui", "-apple-system", "Segoe UI", "sans-serif"],
         font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+    )
+    return look.set(
+        body_text_color_subdued="#5a6474",
+        button_primary_background_fill="#2563c4",
+        button_primary_background_fill_hover="#1f5fb8",
+        button_cancel_background_fill="#c62828",
+        button_cancel_background_fill_hover="#a61f1f",
     )
 
 
@@ -62,8 +70,9 @@ def _header(loaded: LoadedModel) -> str:
     where = f"{loaded.device} · {dtype_name(loaded)}"
     notices = "".join(f"<p>{_escape(notice)}</p>" for notice in loaded.notices)
     return (
-        f"<h1>MARS</h1><p class='what'>One model, several tokens a forward pass. "
-        f"Each box in an answer is one forward.</p>"
+        "<h1>MARS</h1><p class='what'>A language model that writes several tokens in one forward pass. "
+        "Each box in an answer is one forward; the more tokens in it, the fewer forwards the answer took. "
+        "<a href='https://arxiv.org/abs/2604.07023' target='_blank' rel='noopener'>Paper</a></p>"
         f"<p class='model'><b>{_escape(loaded.name)}</b><span>{_escape(where)}</span></p>"
         + (f"<div class='notices' role='note'>{notices}</div>" if notices else "")
     )

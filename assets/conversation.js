@@ -11,13 +11,15 @@ class Conversation {
   }
 
   apply(batch) {
-    const { messages, running } = batch.at(-1);
+    const value = batch.findLast((item) => item !== null);
+    if (!value) return;
+    const { messages, running, ending } = value;
     const lastAnswer = messages.findLastIndex(({ role }) => role === "assistant");
     messages.forEach((message, k) => {
       const isLast = k === lastAnswer && k === messages.length - 1;
-      const key = JSON.stringify([message, isLast, running]);
+      const key = JSON.stringify([message, isLast && ending, isLast, running]);
       if (this.shown[k]?.key === key) return;
-      const node = this.build(message, isLast, running);
+      const node = this.build(message, isLast, running, ending);
       if (this.shown[k]) this.shown[k].node.replaceWith(node);
       else this.host.append(node);
       this.shown[k] = { key, node };
@@ -34,7 +36,7 @@ class Conversation {
     thread.dataset.messages = messages.length;
   }
 
-  build(message, isLast, running) {
+  build(message, isLast, running, ending) {
     const isUser = message.role === "user";
     const article = make("article", `mars-message mars-${message.role}`);
     article.setAttribute("aria-label", isUser ? "You" : "Model");
@@ -45,7 +47,7 @@ class Conversation {
     const copy = () => copyText(message.text);
     actions.append(this.button("Copy", "Copy this message as it was written", copy));
     if (isUser && !running) {
-      const edit = () => this.edit(article, message);
+      const edit = () => this.edit(article, message, article !== this.lastQuestion());
       actions.append(this.button("Edit", "Change this message and answer again", edit));
     }
     if (!isLast || running) {
@@ -55,9 +57,14 @@ class Conversation {
     // the last answer can be looked at as tokens too: its controls stand above it and stay where they are
     actions.append(this.button("Retry", "Answer the last message again", () => trigger("retry", {})));
     actions.prepend(this.viewSwitch());
+    if (ending) actions.append(make("span", "mars-how", ending));
     article.classList.add("mars-last-answer");
     article.append(actions, body);
     return article;
+  }
+
+  lastQuestion() {
+    return [...this.host.querySelectorAll(".mars-user")].at(-1);
   }
 
   /** Rendered or tokens; the page's style sheet does the rest. Keeps what was chosen before. */
@@ -95,22 +102,26 @@ class Conversation {
     const button = make("button", "mars-action", text);
     button.type = "button";
     button.title = title;
-    button.setAttribute("aria-label", title);
+    button.setAttribute("aria-label", `${text}: ${title}`);
     button.addEventListener("click", async () => {
       if ((await action()) !== "copied") return;
       button.textContent = "Copied";
-      setTimeout(() => (button.textContent = text), 1500);
+      button.setAttribute("aria-label", "Copied"); // focused: read out
+      setTimeout(() => {
+        button.textContent = text;
+        button.setAttribute("aria-label", `${text}: ${title}`);
+      }, 1500);
     });
     return button;
   }
 
-  edit(article, { index, text }) {
+  edit(article, { index, text }, dropsLater) {
     const form = make("form", "mars-edit");
     const field = form.appendChild(make("textarea", "mars-field"));
     field.value = text;
     field.rows = Math.min(12, text.split("\n").length + 1);
     field.setAttribute("aria-label", "Edit the message");
-    const send = form.appendChild(make("button", "mars-action mars-primary", "Send"));
+    const send = form.appendChild(make("button", "mars-action mars-primary", dropsLater ? "Send, replacing what follows" : "Send"));
     const cancel = form.appendChild(make("button", "mars-action", "Cancel"));
     cancel.type = "button";
     const close = () => {

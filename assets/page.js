@@ -3,7 +3,9 @@
 
 (() => {
   const running = () => document.getElementById("thread")?.dataset.state === "running";
-  const typing = (node) => node.matches?.("input:not([type=range]), textarea, [contenteditable], [role=radio]");
+  const fields = "input:not([type=range]), textarea, [contenteditable], [role=radio]";
+  // in the empty message box there is nothing that arrow keys could move through
+  const typing = (node) => node.matches?.(fields) && !(node.closest("#box") && !node.value);
   const inTokens = (node) => node.closest?.(".mars-stage");
 
   function turn(steps) {
@@ -40,7 +42,8 @@
   function watchThread() {
     const view = document.getElementById("token-view");
     if (!view || !document.getElementById("composer")) return setTimeout(watchThread, 100);
-    new ResizeObserver(follow).observe(view);
+    const observer = new ResizeObserver(follow);
+    for (const part of [view, document.getElementById("conversation")]) observer.observe(part);
     // we only scroll down: up is the reader's hand (or the page got shorter, which leaves it at its end)
     let last = window.scrollY;
     window.addEventListener("scroll", () => {
@@ -50,7 +53,11 @@
       else if (atEnd || endOfAnswer() - endOfRoom() < 40) following = true;
       last = window.scrollY;
     }, { passive: true });
-    const states = () => running() && (following = true);
+    const states = () => {
+      if (!running()) return;
+      following = true;
+      follow();
+    };
     new MutationObserver(states).observe(document.getElementById("thread"), { attributeFilter: ["data-state"] });
   }
   watchThread();

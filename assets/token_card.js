@@ -119,7 +119,7 @@ function confidenceMeter(cell, forward) {
   const bar = meter.appendChild(make("div", "mars-meter-bar"));
   const fill = bar.appendChild(make("i", ""));
   fill.style.width = `${clamp(value / end, 0, 1) * 100}%`;
-  if (forward.t !== null) {
+  if (forward.t !== null && cell.d && cell.d !== "verified") {
     const mark = bar.appendChild(make("u", ""));
     mark.style.insetInlineStart = `${clamp(forward.t / end, 0, 1) * 100}%`;
     label.insertBefore(make("span", "mars-meter-tau", `τ ${short(forward.t)}`), label.lastChild);

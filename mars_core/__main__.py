@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
 
-from .bench.command import add_bench_command
-from .errors import MarsError
-from .options import set_up_logging
-from .terminal import add_generate_command
+_at_start = signal.getsignal(signal.SIGINT)
+if __name__ == "__main__" and _at_start is not signal.SIG_IGN:
+    # the imports below take seconds, in which Ctrl-C must not end in a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from .bench.command import add_bench_command  # noqa: E402
+from .errors import MarsError  # noqa: E402
+from .options import set_up_logging  # noqa: E402
+from .terminal import add_generate_command  # noqa: E402
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,16 +36,29 @@ def main(argv: list[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     set_up_logging(arguments.verbose)
     try:
-        return arguments.run(arguments)
+        if sys.stdout is None:
+            raise MarsError("Standard output is closed. Open it, or send it to a file with > FILE.")
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
     except MarsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # the reader (head, less) has seen enough; keep Python from complaining at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # the reader (head, less) has seen enough
+        _forget_output()
+        return 1
+    except OSError as error:
+        _forget_output()
+        print(f"error: Reading or writing failed ({error}). Check where the output goes.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _forget_output() -> None:
+    """What is still to be written goes nowhere: else Python would complain of it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _accept_any_text() -> None:
@@ -50,4 +69,5 @@ def _accept_any_text() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, _at_start)
     sys.exit(main())

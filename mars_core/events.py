@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
@@ -15,6 +15,7 @@ Decided = Literal["ar", "accepted", "verified", "candidate"]
 FinishReason = Literal["eos", "length", "stop", "cancelled", "error"]
 TRACE_FORMAT = "mars-trace"
 TRACE_VERSION = 1
+_LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class StepEvent:
             fields["committed"] = tuple(_choice(item) for item in fields["committed"])
             fields["candidates"] = tuple(_choice(item) for item in fields["candidates"])
             return _checked(cls(**fields))
-        except (KeyError, TypeError, ValueError) as error:
+        except _DAMAGE as error:
             raise MarsError(f"This is no event of a trace of version {TRACE_VERSION}: {error}.") from error
 
 
@@ -163,9 +164,7 @@ def _choice(data: dict[str, Any]) -> TokenChoice:
 
 # What a field of each annotation may hold. Files come from anywhere: what is drawn must be what it claims.
 _KINDS: dict[str, tuple[Any, ...]] = {
-    "int": (int,),
     "bool": (bool,),
-    "float": (int, float),
     "str": (str,),
     "str | None": (str, type(None)),
 }
@@ -174,16 +173,46 @@ _NAMES: dict[str, tuple[Any, ...]] = {
     "Metric": METRICS,
     "FinishReason | None": (*get_args(FinishReason), None),
 }
+_DAMAGE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+_NEVER_NEGATIVE = {"probability", "seconds", "elapsed"}
+_LARGEST = 2**53  # up to here every whole number is exact in any program that reads JSON
 _Item = TypeVar("_Item", "StepEvent", TokenChoice, Alternative)
 
 
 def _checked(item: _Item) -> _Item:
     for field in dataclasses.fields(item):
-        value, kind = getattr(item, field.name), str(field.type)
-        right = value in _NAMES[kind] if kind in _NAMES else isinstance(value, _KINDS.get(kind, object))
-        if not right or (isinstance(value, float) and not math.isfinite(value)):
-            raise ValueError(f"{field.name} is {value!r}")
+        if not _is_right(field.name, str(field.type), getattr(item, field.name)):
+            raise ValueError(f"{field.name} is {_shown(getattr(item, field.name))}")
     return item
+
+
+def _is_right(name: str, kind: str, value: Any) -> bool:
+    if kind in _NAMES:
+        return value in _NAMES[kind]
+    if kind == "int":
+        return _is_count(value)
+    if kind == "float":
+        return _is_figure(value) and not (name in _NEVER_NEGATIVE and value < 0)
+    return isinstance(value, _KINDS.get(kind, object))
+
+
+def _is_count(value: Any) -> bool:
+    """A whole number from 0; ``True`` is none, though Python says so."""
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _is_figure(value: Any) -> bool:
+    """A finite number; neither NaN nor infinity passes a comparison."""
+    return type(value) in (int, float) and abs(value) <= _LARGEST
+
+
+def _shown(value: Any) -> str:
+    """`value` for a message, cut where it is long; not all that JSON can hold has a text."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} that is too large"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} …"
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,19 +339,40 @@ class Trace:
         """Read what `to_json` wrote. Raises `MarsError` for another format or version, or damage."""
         if not isinstance(data, dict) or data.get("format") != TRACE_FORMAT:
             raise MarsError("This file is not a MARS trace.")
-        if data.get("version") != TRACE_VERSION:
+        version = data.get("version")
+        if type(version) is not int or version != TRACE_VERSION:
             raise MarsError(
-                f"This trace has version {data.get('version')!r}; this program reads version {TRACE_VERSION}."
+                f"This trace has version {_shown(version)}; this program reads version {TRACE_VERSION}."
             )
         try:
             return cls(
-                prompt=tuple(
-                    {"role": str(item["role"]), "content": str(item["content"])} for item in data["prompt"]
-                ),
-                prompt_ids=tuple(int(token_id) for token_id in data["prompt_ids"]),
-                settings=dict(data["settings"]),
-                model=dict(data["model"]),
+                prompt=tuple(_message(item) for item in data["prompt"]),
+                prompt_ids=tuple(_token_id(item) for item in data["prompt_ids"]),
+                settings=_facts("settings", data["settings"]),
+                model=_facts("model", data["model"]),
                 events=tuple(StepEvent.from_json(item) for item in data["events"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except _DAMAGE as error:
             raise MarsError(f"This trace is damaged: {error}.") from error
+
+
+def _message(item: Any) -> dict[str, str]:
+    message = {key: item[key] for key in ("role", "content")}
+    for key, value in message.items():
+        if not isinstance(value, str):
+            raise ValueError(f"the {key} of a message is {_shown(value)}")
+    return message
+
+
+def _token_id(value: Any) -> int:
+    if not _is_count(value):
+        raise ValueError(f"a prompt id is {_shown(value)}")
+    return int(value)
+
+
+def _facts(name: str, value: Any) -> dict[str, Any]:
+    """A JSON object whose contents nobody checks further: it must be possible to write it again."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {_shown(value)}")
+    json.dumps(value, allow_nan=False)
+    return dict(value)

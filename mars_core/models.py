@@ -84,11 +84,12 @@ def load_model(
         published.check_block_size(block_size, "as given")
     chosen_device, device_origin = pick_device(device)
     parts = _resolve(name_or_path, adapter, base_from_hub)
-    config = published.read_config(parts.base)
+    with _advice_on_a_damaged_copy(parts.base):
+        config = published.read_config(parts.base)
+        tokenizer = _load_tokenizer(parts.base)
     facts = _facts(parts)
     chosen_dtype, dtype_origin, dtype_notices = pick_dtype(dtype, chosen_device, config.get_text_config())
     model, attention, model_notices = _load_weights(parts, config, chosen_dtype)
-    tokenizer = _load_tokenizer(parts.base)
     tokens = _choose_tokens(tokenizer, model, facts, mask_token_id)
     size, size_origin, size_notices = published.choose_block_size(block_size, facts)
     context, context_notices = published.context_length(config)
@@ -196,11 +197,26 @@ def _load_weights(
     # Merging in 16 bits would round the adapter's small changes away.
     load_dtype = torch.float32 if parts.adapter else dtype
     with _quiet_unless_slow(f"Loading {parts.name}"):
-        model, attention, notices = _load_with_attention(parts.base, config, load_dtype)
+        with _advice_on_a_damaged_copy(parts.base):
+            model, attention, notices = _load_with_attention(parts.base, config, load_dtype)
         if parts.adapter:
             model = _merge(model, parts.adapter)
         model.to(dtype)  # type: ignore[arg-type]
         return model.eval(), attention, notices
+
+
+@contextmanager
+def _advice_on_a_damaged_copy(source: Source) -> Iterator[None]:
+    """Files of the default's base that have their size but not their content are only found by loading."""
+    try:
+        yield
+    except MarsError as error:
+        if source.origin != default_model.ORIGIN:
+            raise
+        raise MarsError(
+            f"{error} If the files of this copy are damaged, delete the directory {source.directory} and start "
+            "again: MARS then makes it anew."
+        ) from error
 
 
 def _load_with_attention(
@@ -247,7 +263,11 @@ def _merge(model: PreTrainedModel, adapter: Source) -> PreTrainedModel:
     """Fold a PEFT adapter into `model`; embeddings that were tied stay tied."""
     tied = model.config.tie_word_embeddings
     try:
-        merged = PeftModel.from_pretrained(model, str(adapter.directory)).merge_and_unload(safe_merge=True)
+        with warnings.catch_warnings():
+            # PEFT 0.21 uses a name that transformers 5.24 deprecates; the user can do nothing about it.
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            live = PeftModel.from_pretrained(model, str(adapter.directory))
+        merged = live.merge_and_unload(safe_merge=True)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise MarsError(f"The adapter in {adapter.directory} does not fit this model: {error}") from error
     if tied:
@@ -260,10 +280,14 @@ def _load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     whole = (source.directory / "tokenizer.json").is_file()
     loader: Any = PreTrainedTokenizerFast if whole else AutoTokenizer
     try:
-        return loader.from_pretrained(source.directory, trust_remote_code=False, local_files_only=True)
+        tokenizer = loader.from_pretrained(source.directory, trust_remote_code=False, local_files_only=True)
     except Exception as error:
         # Which type is raised depends on what is broken in which tokenizer file.
         raise MarsError(f"{source.directory} has no usable tokenizer: {error}") from error
+    # What is too long is refused in our own words; transformers would add that it leads to "indexing
+    # errors", once, unless it believes to have done so.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    return tokenizer
 
 
 def _choose_tokens(
@@ -363,9 +387,7 @@ def _quiet_unless_slow(what: str) -> Iterator[None]:
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings(), default_model.saying(what):
-            # PEFT 0.21 uses a name that transformers 5.24 deprecates; the user can do nothing about it.
-            warnings.simplefilter("ignore", FutureWarning)
+        with default_model.saying(what):
             yield
     finally:
         if shown:

@@ -158,7 +158,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise MarsError(f"{path} cannot be read: {error}.") from error
     if not isinstance(content, dict):
         raise MarsError(f"{path} must hold a JSON object.")

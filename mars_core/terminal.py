@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from .engine import Engine
+from .errors import MarsError
 from .events import Statistics, StatisticsCounter, StepEvent
 from .loaded import LoadedModel
 from .options import add_model_options, load_from
@@ -71,7 +72,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
     """Load, decode, print. Returns the exit status."""
     settings_of = _settings_maker(arguments)
     settings_of(1)  # bad options are refused before a model is loaded
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt = _read_standard_input() if arguments.prompt == "-" else arguments.prompt
     loaded = load_from(arguments, arguments.block_size)
     settings = settings_of(loaded.block_size)
     for notice in loaded.notices:
@@ -92,6 +93,12 @@ def run_generate(arguments: argparse.Namespace) -> int:
     else:
         print(_figures_line(loaded, settings, figures))
     return 130 if figures.finish_reason == "cancelled" else 0
+
+
+def _read_standard_input() -> str:
+    if sys.stdin is None:
+        raise MarsError("Standard input is closed. Open it, or give the prompt itself in place of '-'.")
+    return sys.stdin.read()
 
 
 def _settings_maker(arguments: argparse.Namespace) -> Callable[[int], DecodeSettings]:

@@ -104,6 +104,7 @@ def test_stop_ends_the_forwards_and_keeps_what_was_written(chromium, slow):
         assert len(text) > 8
         assert page.text_content(".mars-last-answer .mars-body").strip() == text
         assert "Stopped." in page.text_content("#token-view")
+        assert "Stopped." in page.text_content(".mars-last-answer .mars-how")
 
 
 def test_a_closed_tab_ends_its_generation(chromium, slow):
@@ -174,7 +175,7 @@ def test_retry_edit_undo_and_clear(chromium, tiny):
     with chat(chromium, tiny, link={"max": 12}) as page:
         ask(page, "one")
         first = wait_answer(page)
-        page.click("#tools >> text=Retry")
+        page.click(".mars-last-answer >> text=Retry")
         page.wait_for_timeout(500)
         assert wait_answer(page) == first
         assert page.locator(".mars-message").count() == 2
@@ -356,3 +357,77 @@ def test_verification_is_exact_marks_its_tokens_and_can_be_turned_off_while_it_w
         decided = [choice["decided"] for event in trace["events"] for choice in event["committed"]]
         assert decided.count("verified") > 12
         assert [len(event["committed"]) for event in trace["events"][-8:]] == [1] * 8
+
+
+@pytest.mark.parametrize("tool", [0, 1], ids=["undo", "clear"])
+def test_what_is_cleared_while_it_is_written_stays_away(chromium, slow, tool):
+    """The buttons are hidden then, but a click may already be on its way."""
+    with chat(chromium, slow, link={"max": 400}) as page:
+        ask(page, "forget me")
+        page.wait_for_function("document.querySelectorAll('#token-view .mars-text *').length > 10")
+        page.evaluate(
+            f"document.querySelector('#tools button:nth-of-type({1 if tool == '_undo' else 2})').click()"
+        )
+        page.wait_for_selector("#thread[data-messages='0']")
+        page.wait_for_timeout(500)
+        assert page.get_attribute("#thread", "data-messages") == "0"
+        assert slow.engine.rows == [] and slow.registry.sessions == []
+        ask(page, "next")
+        page.wait_for_timeout(300)
+        page.keyboard.press("Escape")
+        wait_answer(page)
+        assert page.locator(".mars-message").count() == 2
+        assert "forget me" not in page.text_content("#conversation")
+
+
+def test_an_empty_message_changes_nothing_of_the_answer_before(chromium, tiny):
+    with chat(chromium, tiny, link={"max": 20}) as page:
+        ask(page, "hello")
+        text = wait_answer(page)
+        figures = page.text_content("#figures")
+        page.press("#box textarea", "Enter")
+        page.wait_for_selector("text=Type a question first")
+        page.wait_for_timeout(300)
+        assert shown_text(page) == text and page.text_content("#figures") == figures
+        assert page.problems == []
+
+
+def test_undo_leaves_the_answer_before_readable_whatever_view_was_chosen(chromium, tiny):
+    with chat(chromium, tiny, link={"max": 20}) as page:
+        for number, question in enumerate(("one", "two"), start=1):
+            ask(page, question)
+            page.wait_for_selector(f"#thread[data-state=answered][data-messages='{2 * number}']")
+        page.click(".mars-shown-as >> text=Tokens")
+        page.click("#tools >> text=Undo")
+        page.wait_for_selector("#thread[data-messages='2']")
+        assert page.is_visible(".mars-last-answer .mars-body")
+
+
+def test_a_link_cannot_put_elements_into_the_page(chromium, tiny):
+    evil = '<img src=x onerror=alert(1)><form action="http://evil.invalid"><b class=evil>x</b></form>'
+    for name in ("tau", "metric", "seed"):
+        with chat(chromium, tiny, link={"prompt": "hi", name: evil}) as page:
+            page.wait_for_selector("text=settings were left out")
+            found = page.evaluate("document.querySelectorAll('img[src=x], form[action*=evil], .evil').length")
+            assert found == 0
+            assert page.problems == []
+
+
+def test_a_links_values_beyond_this_models_are_left_out_and_the_page_works(chromium, tiny):
+    with chat(chromium, tiny, link={"prompt": "hi", "b": 64, "max": 5}) as page:
+        page.wait_for_selector("text=settings were left out")
+        ask(page, "hello")
+        assert wait_answer(page)
+
+
+def test_arrow_keys_turn_tau_from_the_empty_message_box_and_the_focus_shows(chromium, slow):
+    with chat(chromium, slow, link={"max": 300}) as page:
+        ask(page, "count")
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_function("document.querySelector('#tau input[type=range]').value === '0.89'")
+        page.keyboard.press("Escape")
+        wait_answer(page)
+        page.focus("#tau input[type=range]")
+        page.keyboard.press("ArrowLeft")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline == "solid"

@@ -287,7 +287,7 @@ def test_the_cpu_dtype_is_measured_and_says_so(monkeypatch):
     monkeypatch.setattr(devices, "_pass_seconds", lambda weights, dtype: seconds[dtype])
     config = tiny_model().config
     dtype, why, notices = devices.pick_dtype("auto", torch.device("cpu"), config)
-    assert (dtype, why, notices) == (torch.bfloat16, "bfloat16: 2.0× faster than float32 here, measured", ())
+    assert (dtype, why, notices) == (torch.bfloat16, "bfloat16: 2.0× as fast as float32 here, measured", ())
     seconds[torch.bfloat16] = 2.0
     assert devices.pick_dtype("auto", torch.device("cpu"), config)[0] is torch.float32
 
