@@ -14,8 +14,8 @@ class Example:
 
 
 EXAMPLES = (
-    Example("Count to 30", "Count from 1 to 30, separated by commas."),
-    Example("Make JSON", "Give me a JSON object describing a book: title, author, year, genres."),
-    Example("Write code", "Write a Python class for a bank account with deposit and withdraw."),
-    Example("Tell a story", "Write a short story about a fox who learns to swim."),
+    Example("Write code", "Write a Python function that adds two numbers."),
+    Example("Make JSON", "Write a JSON object with the name, age and city of a person."),
+    Example("Explain", "What is photosynthesis? Answer in two sentences."),
+    Example("Write a haiku", "Write a haiku about rivers."),
 )

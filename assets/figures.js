@@ -71,7 +71,8 @@ function inForce(figures) {
   if (!figures.block_size) return "";
   if (figures.threshold === null) return "one token a forward";
   const unit = figures.metric === "entropy" ? " nats" : "";
-  return `τ = ${short(figures.threshold)}${unit} (${figures.metric}) · B = ${figures.block_size}`;
+  const verify = figures.most_tokens > figures.block_size ? " · verified" : "";
+  return `τ = ${short(figures.threshold)}${unit} (${figures.metric}) · B = ${figures.block_size}${verify}`;
 }
 
 installStyle(STYLE);

@@ -214,8 +214,8 @@ def _advice_on_a_damaged_copy(source: Source) -> Iterator[None]:
         if source.origin != default_model.ORIGIN:
             raise
         raise MarsError(
-            f"{error} If the files of this copy are damaged, delete the directory {source.directory} and start "
-            "again: MARS then makes it anew."
+            f"{error} If the files of this copy are damaged, delete the directory {source.directory} and "
+            "start again: MARS then makes it anew."
         ) from error
 
 

@@ -12,7 +12,7 @@ from .acceptance import Prediction, Sampler, accepted_length, check_numbers, mak
 from .errors import MarsError
 from .events import Alternative, Decided, FinishReason, StepEvent, TokenChoice
 from .loaded import LoadedModel
-from .settings import DecodeSettings, LiveSettings, LiveValues, one_token_mode
+from .settings import DecodeSettings, LiveSettings, LiveValues, never_accepts, one_token_mode
 from .text import StopStrings, Vocabulary
 from .window import RowWindow
 
@@ -124,8 +124,12 @@ class Row:
         their predictions could not be committed."""
         if self._one_token(live):
             return [0]
-        most = [min(live.block_size, self.num_remaining - after) - 1 for after in range(num_drafts + 1)]
-        return most if live.layout == "full" else [0] * num_drafts + most[-1:]
+        longest = live.block_size - 1
+        if never_accepts(live.threshold, live.metric) and live.max_drafts is not None:
+            longest = min(longest, live.max_drafts)  # all that the next forward will look at
+        room = [self.num_remaining - 1 - after for after in range(num_drafts + 1)]
+        masks = [min(longest, most) for most in room]
+        return masks if live.layout == "full" else [0] * num_drafts + masks[-1:]
 
     def _one_token(self, live: LiveValues) -> bool:
         return one_token_mode(self.settings.mode, live.threshold, live.metric, live.verify)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.dial import DRAFTS
 from mars_core import DecodeSettings, Request, chat_prompt_ids
 from tests.browser import overflows
 from tests.chat_page import ask, chat, served, shown_text, trace_of, wait_answer, wait_until
@@ -15,6 +16,8 @@ from tests.scripted import always, saying, scripted_loaded
 from tests.tiny import tiny_loaded
 
 pytestmark = pytest.mark.browser
+
+VERIFY = {"verify": True, **DRAFTS}  # as the page starts
 
 HOSTILE = "<img src=x onerror=alert(1)> </span></div> &lt; `${alert(1)}` {{value}} a<b && c>d <|im_end|>"
 
@@ -56,7 +59,7 @@ def test_an_answer_is_the_librarys_and_none_of_it_is_lost_or_doubled(chromium, t
     with chat(chromium, tiny, link=link) as page:
         ask(page, "hello")
         text = wait_answer(page)
-        settings = DecodeSettings(threshold=0.5, verify=True, temperature=0.8, seed=5, max_new_tokens=80)
+        settings = DecodeSettings(threshold=0.5, **VERIFY, temperature=0.8, seed=5, max_new_tokens=80)
         assert text == expected(tiny, "hello", settings)
         trace = trace_of(page, tmp_path)
         assert trace["text"] == text
@@ -122,7 +125,7 @@ def test_two_visitors_do_not_disturb_each_other(chromium, slow):
         one.click("#stop")
         stopped = wait_answer(one, 10)
         answer = wait_answer(two)
-        assert answer == expected(slow, "second", DecodeSettings(max_new_tokens=60, verify=True))
+        assert answer == expected(slow, "second", DecodeSettings(max_new_tokens=60, **VERIFY))
         assert len(stopped) < 120
         assert "first" not in two.text_content("#conversation")
 
@@ -185,7 +188,7 @@ def test_retry_edit_undo_and_clear(chromium, tiny):
         page.keyboard.press("Enter")
         page.wait_for_function("document.querySelector('.mars-user .mars-body')?.textContent === 'two'")
         page.wait_for_selector("#thread[data-state=answered]")
-        settings = DecodeSettings(max_new_tokens=12, verify=True)
+        settings = DecodeSettings(max_new_tokens=12, **VERIFY)
         assert shown_text(page) == expected(tiny, "two", settings)
         assert page.locator(".mars-message").count() == 2
 
@@ -277,9 +280,9 @@ def test_it_fits_and_every_part_is_there(chromium, tiny, width, dark, tmp_path):
 
 def test_one_click_on_an_example_writes_an_answer(chromium, slow):
     with chat(chromium, slow, link={"max": 24}) as page:
-        page.click("#examples >> text=Count to 30")
+        page.click("#examples >> text=Write code")
         assert len(wait_answer(page)) == 24
-        assert "Count from 1" in page.text_content(".mars-user .mars-body")
+        assert "Python" in page.text_content(".mars-user .mars-body")
 
 
 def test_the_page_follows_the_answer_until_the_reader_scrolls_up(chromium, slow):

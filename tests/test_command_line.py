@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -96,7 +97,7 @@ def test_control_c_ends_the_answer_and_still_reports(checkpoint):
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=60)
     report = json.loads((first + rest).decode().splitlines()[-1])
-    assert b"Traceback" not in errors
+    assert b"Traceback" not in errors and b"KeyboardInterrupt" not in errors
     if report["finish_reason"] == "cancelled":  # a fast machine may have been done
         assert process.returncode == 130 and report["num_tokens"] < 400
 
@@ -162,6 +163,35 @@ def test_an_output_that_knows_no_such_character_does_not_end_the_answer(checkpoi
     done = start(checkpoint, "hello", "--max-new-tokens", "20", env=environment)
     assert done.returncode == 0 and "Traceback" not in done.stderr
     assert "\\u03c4 = 0.9" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell's redirections")
+@pytest.mark.parametrize(
+    "redirection, message",
+    [(">&-", "Standard output is closed"), ("> /dev/full", "No space left"), ("<&-", "Standard input is")],
+)
+def test_a_closed_or_full_stream_is_one_line(checkpoint, redirection, message):
+    if "/dev/full" in redirection and not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    prompt = "-" if "<" in redirection else "hello"
+    line = f"{shlex.join(command(checkpoint, prompt, '--max-new-tokens', '4'))} {redirection}"
+    done = subprocess.run(
+        line, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode in (1, 2) and done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if not line.startswith(("note: ", "WARNING "))]
+    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_control_c_while_loading_is_quiet(monkeypatch, capsys):
+    def load(arguments: Any, block_size: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(terminal, "load_from", load)
+    monkeypatch.setattr("mars_core.__main__.set_up_logging", lambda verbose: None)
+    assert main(["generate", "hello"]) == 130
+    assert capsys.readouterr() == ("", "")
 
 
 @functools.cache

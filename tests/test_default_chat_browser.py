@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from app.dial import DRAFTS
 from mars_core import DecodeSettings, Request, chat_prompt_ids
 from mars_core.prompts import Message
 from tests.chat_page import ask, chat, served, trace_of, wait_answer
 
+VERIFY = {"verify": True, **DRAFTS}  # as the page starts
 pytestmark = [pytest.mark.browser, pytest.mark.model]
 
 
@@ -27,11 +29,11 @@ def expected(app: SimpleNamespace, messages: list[Message], settings: DecodeSett
 
 
 def test_a_question_gets_the_librarys_answer_at_more_than_one_token_a_forward(chromium, app, tmp_path):
-    question = "Count from 1 to 30, separated by commas."
+    question = "Write a Python function that adds two numbers."
     with chat(chromium, app, link={"max": 60, "tau": 0.9}) as page:
         ask(page, question)
         text = wait_answer(page)
-        settings = DecodeSettings(threshold=0.9, verify=True, max_new_tokens=60)
+        settings = DecodeSettings(threshold=0.9, **VERIFY, max_new_tokens=60)
         assert text == expected(app, [{"role": "user", "content": question}], settings)
         trace = trace_of(page, tmp_path)
         assert trace["text"] == text
@@ -51,7 +53,7 @@ def test_a_sampled_second_turn_equals_the_librarys_for_the_same_seed(chromium, a
             {"role": "assistant", "content": first},
             {"role": "user", "content": "Another one, please."},
         ]
-        settings = DecodeSettings(threshold=0.7, verify=True, temperature=0.7, seed=11, max_new_tokens=24)
+        settings = DecodeSettings(threshold=0.7, **VERIFY, temperature=0.7, seed=11, max_new_tokens=24)
         assert second == expected(app, messages, settings)
 
 

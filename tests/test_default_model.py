@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import subprocess
@@ -15,6 +16,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from mars_core import default_model
@@ -138,7 +140,7 @@ def test_a_conversion_that_dies_leaves_nothing_that_looks_whole(cache, monkeypat
     assert default_model.is_complete(default_model.ensure_default_base())
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "no manifest", "other manifest", "list"])
+@pytest.mark.parametrize("damage", ["truncate", "remove", "no manifest", "other manifest", "list", "deep"])
 def test_a_damaged_copy_is_made_anew(cache, monkeypatch, damage):
     fetch = fake_build_parts(monkeypatch)
     ready = default_model.ensure_default_base()
@@ -151,6 +153,8 @@ def test_a_damaged_copy_is_made_anew(cache, monkeypatch, damage):
         manifest.unlink()
     elif damage == "list":
         manifest.write_text("[]")
+    elif damage == "deep":
+        manifest.write_text("[" * 100_000)
     else:
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"wheel_sha256": "0"}))
     assert not default_model.is_complete(ready)
@@ -163,6 +167,25 @@ def test_what_a_killed_process_left_behind_is_removed(cache, monkeypatch):
     leftover.mkdir(parents=True)
     default_model.ensure_default_base()
     assert not leftover.exists()
+
+
+@pytest.mark.parametrize("name", [default_model._DIRECTORY, f"{default_model._DIRECTORY}.tmp-killed"])
+@pytest.mark.parametrize("what", ["file", "link", "link to nothing"])
+def test_a_file_or_a_link_where_a_directory_belongs_is_removed(cache, monkeypatch, tmp_path, name, what):
+    fake_build_parts(monkeypatch)
+    cache.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    if what == "file":
+        (cache / name).write_text("")
+    else:
+        (cache / name).symlink_to(elsewhere)
+    if what == "link":
+        elsewhere.mkdir()
+        (elsewhere / "kept").write_text("")
+    ready = default_model.ensure_default_base()
+    assert default_model.is_complete(ready) and not ready.is_symlink()
+    assert {path.name for path in cache.iterdir()} <= {ready.name, f"{ready.name}.lock"}
+    assert what != "link" or (elsewhere / "kept").exists()
 
 
 def start_and_count(marks: Path, start: Any) -> None:
@@ -222,6 +245,29 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path, monkeypatch):
     monkeypatch.setenv("MARS_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.raises(MarsError, match="MARS_CACHE_DIR"):
         default_model.ensure_default_base()
+
+
+@pytest.mark.parametrize(
+    "error, advice",
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), True),
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+    ],
+)
+def test_only_a_full_disk_is_told_to_be_freed(cache, monkeypatch, error, advice):
+    fake_build_parts(monkeypatch, Mock(side_effect=error))
+    with pytest.raises(MarsError, match="MARS_CACHE_DIR") as caught:
+        default_model.ensure_default_base()
+    assert ("Free some space" in str(caught.value)) == advice
+
+
+@pytest.mark.parametrize("executable", ["", "/no/such/python"])
+def test_a_python_that_cannot_start_itself_has_its_own_sentence(cache, monkeypatch, executable):
+    monkeypatch.setattr(default_model.sys, "executable", executable)
+    with pytest.raises(MarsError, match="cannot start itself.*another model") as caught:
+        default_model.ensure_default_base()
+    assert "MARS_CACHE_DIR" not in str(caught.value)
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch):

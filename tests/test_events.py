@@ -97,7 +97,14 @@ def test_a_trace_survives_json():
     assert data["statistics"]["tokens_per_s"] == pytest.approx(20.0)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, True, 10**5000, nested(100_000)], ids=range(7))
 def test_another_version_is_refused_by_its_number(version):
     with pytest.raises(MarsError, match="version"):
         Trace.from_json(trace([]).to_json() | {"version": version})
@@ -117,10 +124,22 @@ DAMAGE: list[tuple[str, Any]] = [
     ("prompt", ["text"]),
     ("prompt_ids", ["a"]),
     ("settings", 5),
+    ("settings", {"a": float("nan")}),
+    ("settings", nested(100_000)),
+    ("model", {"a": nested(100_000)}),
+    ("prompt", [{"role": nested(100_000), "content": ""}]),
+    ("prompt", [{"role": "user", "content": 5}]),
+    ("prompt_ids", [1e400]),
+    ("prompt_ids", [1.5]),
+    ("prompt_ids", [-1]),
+    ("prompt_ids", [True]),
+    ("prompt_ids", [10**5000]),
+    ("prompt_ids", 7),
+    ("events", nested(100_000)),
 ]
 
 
-@pytest.mark.parametrize("name, value", DAMAGE)
+@pytest.mark.parametrize("name, value", DAMAGE, ids=range(len(DAMAGE)))
 def test_a_damaged_trace_is_refused(name, value):
     with pytest.raises(MarsError):
         Trace.from_json(trace(run()).to_json() | {name: value})
@@ -137,10 +156,21 @@ EVENT_DAMAGE: list[tuple[str, Any]] = [
     ("committed", [None]),
     ("prefill", "no"),
     ("unknown", 1),
+    ("seconds", 10**400),
+    ("seconds", 10**5000),
+    ("seconds", -1.0),
+    ("seconds", True),
+    ("elapsed", float("inf")),
+    ("index", -1),
+    ("index", False),
+    ("index", 10**5000),
+    ("block_size", -4),
+    ("text", nested(100_000)),
+    ("metric", nested(100_000)),
 ]
 
 
-@pytest.mark.parametrize("name, value", EVENT_DAMAGE)
+@pytest.mark.parametrize("name, value", EVENT_DAMAGE, ids=range(len(EVENT_DAMAGE)))
 def test_an_event_that_is_not_what_it_claims_is_refused(name, value):
     with pytest.raises(MarsError):
         StepEvent.from_json(run()[3].to_json() | {name: value})
@@ -152,6 +182,10 @@ def test_a_token_that_is_not_what_it_claims_is_refused():
         ("decided", "guessed"),
         ("alternatives", [{"id": 1}]),
         ("margin", None),
+        ("id", -1),
+        ("id", True),
+        ("probability", -0.5),
+        ("alternatives", [{"id": 1, "label": "", "probability": -0.5}]),
     ]:
         data = run()[3].to_json()
         data["committed"] = [data["committed"][0] | {name: value}]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 import socket
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -263,6 +265,39 @@ def test_what_is_cached_loads_with_no_network(tmp_path, monkeypatch):
     assert loaded.block_size == 8 and loaded.origins["weights"] == "someone/tiny-blk8 from the Hub"
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_damaged_copy_of_the_default_says_what_to_delete(tmp_path, monkeypatch, file):
+    base = save(tmp_path / "base")
+    (base / file).write_bytes(b"\x00" * (base / file).stat().st_size)
+    monkeypatch.setattr(default_model, "ensure_default_base", lambda: base)
+    with pytest.raises(MarsError, match=f"delete the directory {base} and start again"):
+        load("default")
+    with pytest.raises(MarsError) as caught:
+        load(base)
+    assert "delete" not in str(caught.value)
+
+
+def test_a_prompt_that_is_too_long_is_not_called_an_indexing_error(tmp_path, caplog):
+    tokenizer = load(save(tmp_path / "base")).tokenizer
+    tokenizer.model_max_length = 4
+    transformers_logger = logging.getLogger("transformers")
+    transformers_logger.addHandler(caplog.handler)
+    try:
+        tokenizer("a long text")
+    finally:
+        transformers_logger.removeHandler(caplog.handler)
+    assert "Token indices" not in caplog.text
+
+
+def test_merging_an_adapter_warns_of_nothing(tmp_path):
+    base = save(tmp_path / "base")
+    save_adapter(tmp_path / "adapter", tiny_model(), {"block_size": 4, "mask_token_id": 259})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load(base, adapter=str(tmp_path / "adapter"))
+    assert [warning for warning in caught if warning.category is FutureWarning] == []
+
+
 # --- devices and memory ----------------------------------------------------------------------------
 
 
@@ -290,6 +325,19 @@ def test_the_cpu_dtype_is_measured_and_says_so(monkeypatch):
     assert (dtype, why, notices) == (torch.bfloat16, "bfloat16: 2.0× as fast as float32 here, measured", ())
     seconds[torch.bfloat16] = 2.0
     assert devices.pick_dtype("auto", torch.device("cpu"), config)[0] is torch.float32
+
+
+def test_a_busy_machine_chooses_the_dtype_that_an_idle_one_does(monkeypatch):
+    noise = itertools.cycle([3.0, 1.0, 5.0, 2.0, 1.0])
+    seconds = {torch.float32: 0.9, torch.bfloat16: 1.0}  # float32 is faster, but not clearly
+    monkeypatch.setattr(devices, "_pass_seconds", lambda weights, dtype: seconds[dtype] * next(noise))
+    config = tiny_model().config
+    assert devices.faster_cpu_dtype(config)[0] is torch.bfloat16
+    seconds[torch.float32] = 0.8
+    assert devices.faster_cpu_dtype(config) == (
+        torch.float32,
+        "float32: 1.2× as fast as bfloat16 here, measured",
+    )
 
 
 def test_a_gpu_without_bfloat16_falls_back_with_a_notice(monkeypatch):

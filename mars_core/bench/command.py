@@ -41,6 +41,9 @@ def add_bench_command(commands: Any) -> None:
     speed.add_argument(
         "--thresholds", default="0.95,0.9,0.8,0.7", metavar="τ,…", help="of MARS (default: %(default)s)"
     )
+    speed.add_argument(
+        "--verify-thresholds", default="1,0.9", metavar="τ,…", help="with verification (default: %(default)s)"
+    )
     speed.add_argument("--json", type=Path, metavar="FILE", help="write everything there too")
     add_model_options(speed)
     speed.set_defaults(run=run_speed)
@@ -49,11 +52,11 @@ def add_bench_command(commands: Any) -> None:
 def run_speed(arguments: argparse.Namespace) -> int:
     """Measure, print a Markdown table, and one JSON object as the last line."""
     texts = read_prompts(arguments.prompts)[: arguments.limit]
-    thresholds = _thresholds(arguments.thresholds)
+    thresholds, verified = _thresholds(arguments.thresholds), _thresholds(arguments.verify_thresholds)
     loaded = load_from(arguments)
     assert loaded.tokenizer is not None
     prompts = [chat_prompt_ids(loaded.tokenizer, [{"role": "user", "content": text}]) for text in texts]
-    rows = measure(methods(loaded, thresholds, arguments.max_new_tokens), prompts)
+    rows = measure(methods(loaded, thresholds, verified, arguments.max_new_tokens), prompts)
     facts = _facts(loaded, arguments, len(prompts))
     print(f"\n{facts['model']}, {facts['hardware']}, {facts['dtype']}, batch 1, {len(prompts)} prompts\n")
     print(markdown(rows))

@@ -66,8 +66,21 @@ class Row:
 Method = Callable[[list[int]], Run]
 
 
-def methods(loaded: LoadedModel, thresholds: Sequence[float], max_new_tokens: int) -> dict[str, Method]:
-    """What is compared, by name: `generate`, ours AR, and MARS at each τ."""
+VERIFY_WINDOWS: dict[str, dict[str, Any]] = {
+    "linear": {"layout": "linear"},
+    "full, 1 draft": {"layout": "full", "max_drafts": 1},
+    "full": {"layout": "full"},
+}
+
+
+def methods(
+    loaded: LoadedModel,
+    thresholds: Sequence[float],
+    verify_thresholds: Sequence[float],
+    max_new_tokens: int,
+) -> dict[str, Method]:
+    """What is compared, by name: `generate`, ours AR, MARS at each τ, and with verification at each τ and
+    layout of the window."""
     engine = Engine(loaded)
 
     def ours(settings: DecodeSettings) -> Method:
@@ -80,6 +93,10 @@ def methods(loaded: LoadedModel, thresholds: Sequence[float], max_new_tokens: in
     }
     for threshold in thresholds:
         table[f"ours, MARS τ = {threshold:g}"] = ours(DecodeSettings(threshold=threshold, **common))
+    for threshold in verify_thresholds:
+        for name, window in VERIFY_WINDOWS.items():
+            settings = DecodeSettings(threshold=threshold, verify=True, **window, **common)
+            table[f"ours, MARS + verify τ = {threshold:g} ({name})"] = ours(settings)
     return table
 
 
