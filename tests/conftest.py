@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,10 @@ from tests.browser import launch
 
 # Tiny models are slower on several threads than on one, and far slower where the cores are busy.
 torch.set_num_threads(1)
+
+# A shell that runs the tests in the background makes them, and all that they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no reason to fail, and what was found belongs in a test, not in a directory beside it.
 hypothesis.settings.register_profile("mars", deadline=None, database=None)
