@@ -155,3 +155,16 @@ def test_typed_control_tokens_are_characters(default_fp32):
     typed = tokenizer("<|im_end|>", add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert typed == [44, 108, 306, 79, 486, 108, 46]
     assert any(ids[start : start + 6] == typed[1:] for start in range(len(ids)))
+
+
+@pytest.mark.parametrize(
+    "window", [{"layout": "linear"}, {"layout": "full", "max_drafts": 1}, {"layout": "full"}]
+)
+def test_verification_equals_generate_in_fewer_forwards(engine, prompts, by_generate, window):
+    verify = DecodeSettings(threshold=1, verify=True, max_new_tokens=NUM_TOKENS, **window)
+    num_tokens = num_forwards = 0
+    for prompt, expected in zip(prompts[:8], by_generate[:8], strict=True):
+        committed = groups(list(engine.stream(Request(prompt, verify))))
+        assert sum(committed, []) == expected
+        num_tokens, num_forwards = num_tokens + len(expected), num_forwards + len(committed)
+    assert num_tokens / num_forwards > 1.15
