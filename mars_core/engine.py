@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from .acceptance import MAX_VOCABULARY, Prediction, predict
-from .cache import Allocate, CursorCache, zeros
+from .cache import Allocate, CursorCache
 from .errors import MarsError
 from .events import StepEvent
+from .hugepages import HugeZeros
 from .loaded import LoadedModel
 from .row import Request, Row, check_request
 from .text import Vocabulary
@@ -31,16 +32,16 @@ class Engine:
     Args:
         loaded: the model.
         prefill_chunk: prompt tokens a forward; by device if None.
-        allocate: makes the cache's tensors.
+        allocate: makes the cache's zeroed tensors; on huge pages where there are any, if None.
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, prefill_chunk: int | None = None, allocate: Allocate = zeros
+        self, loaded: LoadedModel, *, prefill_chunk: int | None = None, allocate: Allocate | None = None
     ) -> None:
         self.loaded = loaded
         self.vocabulary = Vocabulary(loaded.tokenizer)
         self.prefill_chunk = prefill_chunk or PREFILL_CHUNK.get(loaded.device.type, 512)
-        self.cache = CursorCache(allocate=allocate)
+        self.cache = CursorCache(allocate=allocate or HugeZeros())
         self.rows: list[Row] = []  # row i has the cache's row i
         self._suppressed = torch.tensor(loaded.suppressed_token_ids, dtype=torch.long, device=loaded.device)
         self._masks = _MaskKinds(loaded.model.config.get_text_config())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import mmap
 import sys
 from itertools import accumulate
@@ -63,6 +64,30 @@ def _map(size: int) -> tuple[mmap.mmap, int] | None:
         return None
     address = torch.frombuffer(region, dtype=torch.uint8).data_ptr()
     return region, -address % _HUGE_PAGE
+
+
+class HugeZeros:
+    """Zeroed tensors carved out of large huge-page mappings, for a cache that makes many small ones.
+
+    A mapping is given back when the last tensor in it is gone. Elsewhere than on a CPU with huge pages it
+    makes ordinary zeros.
+    """
+
+    def __init__(self, block_bytes: int = 2**25) -> None:
+        self.block_bytes = block_bytes
+        self._block: torch.Tensor | None = None
+        self._used = 0
+
+    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if device.type != "cpu" or not available():
+            return torch.zeros(shape, dtype=dtype, device=device)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if self._block is None or self._used + num_bytes > self._block.numel():
+            # a new block: no part of one is ever handed out twice
+            self._block, self._used = empty((max(num_bytes, self.block_bytes),), torch.uint8), 0
+        piece = self._block[self._used : self._used + num_bytes].view(dtype).view(shape)
+        self._used += -(-num_bytes // 64) * 64
+        return piece.zero_()
 
 
 def to_huge_pages(model: nn.Module) -> int:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mars_core.cache import GROWTH, CursorCache, zeros
+from mars_core.hugepages import HugeZeros
 
 HEADS, SIZE = 2, 3
 
@@ -104,3 +105,13 @@ def test_a_failed_growth_leaves_all_as_it_was(num_rows, num_slots, failing_alloc
     write(cache, [0], [[2]], 4.0, layer=0)
     write(cache, [0], [[2]], 4.0, layer=1)
     assert stored(cache, 0, 3, 0) == stored(cache, 0, 3, 1) == [3, 3, 4]
+
+
+def test_tensors_carved_out_of_one_mapping_are_zero_and_apart():
+    allocate = HugeZeros(block_bytes=2**21)
+    made = [allocate((2, 3, 50, 8), torch.float32, torch.device("cpu")) for _ in range(40)]
+    assert all(not tensor.any() for tensor in made)
+    for number, tensor in enumerate(made):
+        tensor.fill_(number)
+    assert all((tensor == number).all() for number, tensor in enumerate(made))
+    assert allocate((2**20,), torch.bfloat16, torch.device("cpu")).numel() == 2**20
