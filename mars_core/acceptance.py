@@ -60,6 +60,7 @@ class Sampler:
             self.warpers.append(TopKLogitsWarper(settings.top_k))
         if settings.top_p < 1:
             self.warpers.append(TopPLogitsWarper(settings.top_p))
+        self._drafted_from: torch.Tensor | None = None  # q of the drafts to come; None: point masses
 
     def draw(self, logits: torch.Tensor, drafts: Sequence[int] = ()) -> torch.Tensor:
         """One token for each position: float32 logits [K, V] -> ids [K].
@@ -67,7 +68,8 @@ class Sampler:
         The first len(drafts) positions are those that verify the drafts, in order: speculative sampling
         (arXiv 2211.17192, 2302.01318). A draft x, drawn from q in the forward before, is kept with
         probability min(1, p(x)/q(x)), else replaced by a draw from max(0, p − q): never x itself, so that
-        a kept draft can be told by comparing. The distribution is that of drawing from p.
+        a kept draft can be told by comparing. The distribution is that of drawing from p. A draft that was
+        not drawn but looked up has q = 1 at itself.
         """
         # The warpers look at the scores alone; input_ids is part of their interface only.
         scores = self.warpers(input_ids=None, scores=logits)  # type: ignore[arg-type]
@@ -84,9 +86,16 @@ class Sampler:
         """Remember the distributions of the last draw's positions whose tokens become the next drafts."""
         self._drafted_from = self._probabilities[positions]
 
+    def drafts_are_certain(self) -> None:
+        """The next drafts were not drawn from any distribution."""
+        self._drafted_from = None
+
     def _verified(self, p: torch.Tensor, drafts: Sequence[int]) -> torch.Tensor:
         x = torch.tensor(drafts, device=p.device)[:, None]
-        q = self._drafted_from[: len(drafts)]
+        if self._drafted_from is None:
+            q = torch.zeros_like(p).scatter_(1, x, 1.0)
+        else:
+            q = self._drafted_from[: len(drafts)]
         kept = torch.rand(x.shape, device=p.device, generator=self.generator) < p.gather(1, x) / q.gather(
             1, x
         )

@@ -25,15 +25,13 @@ from dataclasses import dataclass
 import torch
 
 from .acceptance import Prediction, accepted_length, check_numbers, make_sampler, predict
-from .cache import CursorCache
 from .devices import synchronize
 from .errors import MarsError
-from .hugepages import HugeZeros
+from .forward import Forward
 from .loaded import LoadedModel
-from .masks import MaskKinds
 from .row import Request, check_request
 from .settings import DecodeSettings, one_token_mode
-from .window import RowWindow, build_window
+from .window import RowWindow
 
 
 @dataclass(frozen=True)
@@ -159,10 +157,9 @@ class _Batch:
         self.stop_ids = frozenset(settings.stop_token_ids)
         self.stop_ids |= frozenset() if settings.ignore_eos else loaded.stop_token_ids
         self.rows = [_Row(place, prompt, settings, loaded) for place, prompt in enumerate(prompts)]
-        self.cache = CursorCache(num_rows=len(self.rows), allocate=HugeZeros())
+        self.forward = Forward(loaded)
         self.num_forwards = 0
         self._suppressed = torch.tensor(loaded.suppressed_token_ids, dtype=torch.long, device=loaded.device)
-        self._masks = MaskKinds(loaded.model.config.get_text_config())
 
     def run(self) -> BlockResult:
         """Decode until every row has ended."""
@@ -202,17 +199,8 @@ class _Batch:
 
     def _predict(self, rows: Sequence[_Row], windows: Sequence[RowWindow]) -> list[list[Prediction]]:
         """One forward: for each row the predictions at its last token and at its masks."""
-        self.cache.reserve(len(self.rows), max(window.end for window in windows))
-        window = build_window(windows, self.loaded.mask_token_id, self.cache.scratch_slot, self.loaded.device)
-        self.cache.point([row.place for row in rows], window.slots, window.num_slots)
-        logits = self.loaded.model(
-            input_ids=window.input_ids,
-            position_ids=window.position_ids,
-            attention_mask=self._masks.of(window),
-            cache=self.cache,
-            use_cache=True,
-            logits_to_keep=window.logits_to_keep,
-        ).logits
+        self.forward.cache.reserve(len(self.rows), max(window.end for window in windows))
+        logits = self.forward.logits([row.place for row in rows], windows)
         self.num_forwards += 1
         counts = [window.num_predictions for window in windows]
         predictions = predict(logits, [row.sampler for row in rows], self._suppressed, 0, counts)

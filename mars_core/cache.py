@@ -82,8 +82,8 @@ class CursorLayer(CacheLayerMixin):
 
     def _resized(self, old: torch.Tensor) -> torch.Tensor:
         new = self._allocate(old)
-        rows, slots = old.shape[0], old.shape[2] - 1
-        new[:rows, :, :slots] = old[:, :, :slots]
+        rows, slots = min(old.shape[0], new.shape[0]), min(old.shape[2], new.shape[2]) - 1
+        new[:rows, :, :slots] = old[:rows, :, :slots]
         return new
 
     def move_row(self, source: int, target: int, num_slots: int) -> None:
@@ -97,6 +97,15 @@ class CursorLayer(CacheLayerMixin):
         if self.is_initialized:
             for store in (self.keys, self.values):
                 store[row].zero_()
+
+    def read_row(self, row: int, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of a row's first slots, each [heads, num_slots, head size]."""
+        return self.keys[row, :, :num_slots].clone(), self.values[row, :, :num_slots].clone()
+
+    def write_row(self, row: int, states: tuple[torch.Tensor, torch.Tensor], num_slots: int) -> None:
+        """The inverse, for the first `num_slots` of what was read."""
+        for store, kept in zip((self.keys, self.values), states, strict=True):
+            store[row, :, :num_slots] = kept[:, :num_slots]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(slots that take part, offset of the first)."""
@@ -123,6 +132,7 @@ class CursorCache(Cache):
         self.num_rows = num_rows
         self.capacity = capacity
         self.allocate = allocate
+        self.ceiling: int | None = None  # slots that no row will ever need more of, where that is known
         self.aim = _Aim()
         super().__init__(layer_class_to_replicate=lambda: CursorLayer(self))  # type: ignore[arg-type]
 
@@ -131,16 +141,33 @@ class CursorCache(Cache):
         """The slot that padding is written to and nothing attends to."""
         return self.capacity
 
+    @property
+    def bytes_per_slot(self) -> int:
+        """Of one position in all layers; 0 before the first forward."""
+        layers = [layer for layer in self.layers if isinstance(layer, CursorLayer) and layer.is_initialized]
+        stores = [store for layer in layers for store in (layer.keys, layer.values)]
+        return sum(store.shape[1] * store.shape[3] * store.dtype.itemsize for store in stores)
+
     def reserve(self, num_rows: int, num_slots: int) -> None:
         """Make room for this many rows and slots; what is cached stays."""
         if num_rows <= self.num_rows and num_slots <= self.capacity:
             return
-        before = self.num_rows, self.capacity
-        self.num_rows = max(self.num_rows, num_rows)
-        if num_slots > self.capacity:
+        capacity = self.capacity
+        if num_slots > capacity:
             # half as much again, so that a growing row copies a bounded number of times
-            wanted = max(num_slots, self.capacity * 3 // 2)
-            self.capacity = -(-wanted // GROWTH) * GROWTH
+            ahead = capacity * 3 // 2
+            capacity = _in_steps(max(num_slots, ahead if self.ceiling is None else min(ahead, self.ceiling)))
+        self._resize(max(self.num_rows, num_rows), capacity)
+
+    def shrink(self, num_rows: int, num_slots: int) -> None:
+        """Give memory back where this many rows and slots take less than a quarter of what there is."""
+        rows, slots = max(num_rows, 1), _in_steps(max(num_slots, 1))
+        if 4 * rows * slots <= self.num_rows * self.capacity:
+            self._resize(rows, slots)
+
+    def _resize(self, num_rows: int, capacity: int) -> None:
+        before = self.num_rows, self.capacity
+        self.num_rows, self.capacity = num_rows, capacity
         try:
             grown = [layer.resized() for layer in self.layers]  # type: ignore[union-attr]
         except Exception:
@@ -176,7 +203,22 @@ class CursorCache(Cache):
         for layer in self.layers:
             layer.move_row(source, target, num_slots)  # type: ignore[union-attr]
 
+    def read_row(self, row: int, num_slots: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Copies of a row's first slots, for each layer its keys and values."""
+        return [layer.read_row(row, num_slots) for layer in self.layers]  # type: ignore[union-attr]
+
+    def write_row(
+        self, row: int, states: Sequence[tuple[torch.Tensor, torch.Tensor]], num_slots: int
+    ) -> None:
+        """Write the first slots of what `read_row` returned. There must be room, and a forward before."""
+        for layer, kept in zip(self.layers, states, strict=True):
+            layer.write_row(row, kept, num_slots)  # type: ignore[union-attr]
+
     def erase_row(self, row: int) -> None:
         """Zero a row that may hold NaN: even where no mask lets it be seen, 0 × NaN is NaN."""
         for layer in self.layers:
             layer.erase_row(row)  # type: ignore[union-attr]
+
+
+def _in_steps(num_slots: int) -> int:
+    return -(-num_slots // GROWTH) * GROWTH

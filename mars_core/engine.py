@@ -1,53 +1,90 @@
-"""Rows, one forward at a time; the only place that calls the model while decoding."""
+"""Rows, one forward at a time."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import traceback
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from queue import Empty
 
 import torch
 
 from .acceptance import MAX_VOCABULARY, Prediction, predict
 from .cache import Allocate, CursorCache
+from .costs import ForwardCosts, measure_costs
 from .devices import synchronize
 from .errors import MarsError
 from .events import StepEvent
-from .hugepages import HugeZeros
+from .forward import Forward
 from .loaded import LoadedModel
-from .masks import MaskKinds
+from .memory import CacheBudget
+from .planner import Situation
+from .prefix import PrefixStore
 from .row import Request, Row, check_request
 from .text import Vocabulary
-from .window import RowWindow, Window, build_window
+from .window import RowWindow
+from .worker import Worker
+
+logger = logging.getLogger(__name__)
 
 # Prompt tokens fed in one forward. Bounds what a long prompt holds up (another row's next token, a stop).
 PREFILL_CHUNK = {"cpu": 256, "mps": 512, "cuda": 2048}
+MAX_ROWS = 64
+MAX_WAITING = 256
+_PREFIX_SHARE, _PREFIX_BYTES = 0.25, 1 << 30  # of the cache's budget, and at most
 
 
 class Engine:
     """Decodes any number of requests on one model, a forward for all of them at a time.
 
-    Threads need nothing else: whoever waits for its next event drives a step for everybody, under a lock.
+    Requests that the cache has no room for wait for those before them to end. Whoever waits for its next
+    event drives a step for everybody, under a lock; or one thread drives for all, after `start_worker`.
 
     Args:
         loaded: the model.
         prefill_chunk: prompt tokens a forward; by device if None.
         allocate: makes the cache's zeroed tensors; on huge pages where there are any, if None.
+        costs: tells what forwards cost on this device, for the layout `auto`; called once, when first
+            needed; measures if None.
+        memory_bytes: what the cache may take; half of what is free if None.
+        prefix_bytes: what is kept of ended rows for prompts that begin alike; a quarter of the former,
+            at most 1 GB, if None; 0 keeps nothing.
+        max_rows: most requests in a forward; others wait.
+        max_waiting: most requests that wait; others are refused.
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, prefill_chunk: int | None = None, allocate: Allocate | None = None
+        self,
+        loaded: LoadedModel,
+        *,
+        prefill_chunk: int | None = None,
+        allocate: Allocate | None = None,
+        costs: Callable[[], ForwardCosts] | None = None,
+        memory_bytes: int | None = None,
+        prefix_bytes: int | None = None,
+        max_rows: int = MAX_ROWS,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self.loaded = loaded
         self.vocabulary = Vocabulary(loaded.tokenizer)
         self.prefill_chunk = prefill_chunk or PREFILL_CHUNK.get(loaded.device.type, 512)
-        self.cache = CursorCache(allocate=allocate or HugeZeros())
+        self.forward = Forward(loaded, allocate)
+        self.budget = CacheBudget(loaded, memory_bytes)
+        share = min(int(_PREFIX_SHARE * self.budget.limit), _PREFIX_BYTES)
+        self.prefixes = PrefixStore(share if prefix_bytes is None else prefix_bytes)
+        self.max_rows, self.max_waiting = max_rows, max_waiting
         self.rows: list[Row] = []  # row i has the cache's row i
+        self.waiting: deque[Row] = deque()
+        self._find_costs = costs or partial(measure_costs, loaded)
+        self._costs: ForwardCosts | None = None
         self._suppressed = torch.tensor(loaded.suppressed_token_ids, dtype=torch.long, device=loaded.device)
-        self._masks = MaskKinds(loaded.model.config.get_text_config())
         self._prefilled_last = False
         self._lock = threading.Lock()
+        self._worker: Worker | None = None
         if self.num_embeddings > MAX_VOCABULARY:
             raise MarsError(f"A vocabulary of more than {MAX_VOCABULARY} tokens is not supported.")
 
@@ -56,6 +93,28 @@ class Engine:
         """Rows of the model's embedding table."""
         return self.loaded.num_embeddings
 
+    @property
+    def cache(self) -> CursorCache:
+        """Keys and values of all rows."""
+        return self.forward.cache
+
+    def costs(self) -> ForwardCosts:
+        """What forwards cost here; measured now if that was not done."""
+        if self._costs is None:
+            self._costs = self._find_costs()
+        return self._costs
+
+    def start_worker(self) -> None:
+        """From now on one thread drives all requests, until `stop_worker`."""
+        if self._worker is None:
+            self._worker = Worker(self._step_of_worker, self._fail_all)
+
+    def stop_worker(self) -> None:
+        """End the thread; requests still running fail with a `MarsError`."""
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
+
     def stream(self, request: Request) -> Generator[StepEvent, None, None]:
         """One event a forward, the last with a `finish_reason`.
 
@@ -63,15 +122,23 @@ class Engine:
         request and frees its row.
 
         Raises:
-            MarsError: the request cannot work.
+            MarsError: the request cannot work, now or ever.
             Exception: whatever a forward raised, as itself; the engine goes on without the rows it hit.
         """
         check_request(request, self.loaded)
-        return self._events_of(Row(request, self.loaded, self.vocabulary))
+        row = Row(request, self.loaded, self.vocabulary)
+        if not self.budget.fits([row.most_slots]):
+            raise MarsError(
+                f"With {row.num_prompt} tokens of prompt and max_new_tokens {row.settings.max_new_tokens} the "
+                f"cache takes up to {self.budget.bytes([row.most_slots]) >> 20} MB of the "
+                f"{self.budget.limit >> 20} there are. Shorten the prompt or ask for fewer tokens."
+            )
+        if len(self.waiting) >= self.max_waiting:
+            raise MarsError(f"{len(self.waiting)} requests are waiting already. Try again in a moment.")
+        return self._events_of(row)
 
     def _events_of(self, row: Row) -> Generator[StepEvent, None, None]:
-        with self._lock:
-            self.rows.append(row)
+        self.waiting.append(row)
         try:
             while event := self._next_event(row):
                 yield event
@@ -81,15 +148,19 @@ class Engine:
             self._abandon(row)
 
     def _next_event(self, row: Row) -> StepEvent | None:
-        while not row.events:
-            # What a row has come to is read under the lock: halfway through another thread's step it may
-            # have ended and not said so yet. That step may as well have brought the event.
+        """None at the end: whoever takes a row out of the engine puts that behind its events."""
+        while True:
+            try:
+                return row.events.get_nowait()
+            except Empty:
+                pass
+            if self._worker is not None:
+                self._worker.wake()
+                return row.events.get()
             with self._lock:
-                if not row.events:
-                    if row.ended:
-                        return None
+                # the step of another thread, waited for here, may have brought the event
+                if row.events.empty():
                     self.step()
-        return row.events.popleft()
 
     def _abandon(self, row: Row) -> None:
         """Nobody waits for this row any more: free its place now or, if a step is under way, behind that.
@@ -101,18 +172,30 @@ class Engine:
         if self._lock.acquire(blocking=False):
             try:
                 row.error = None  # its traceback leads back to this row: a circle that keeps both
-                self._remove([row])
+                self._remove_ended()
             finally:
                 self._lock.release()
+
+    def _step_of_worker(self) -> bool:
+        with self._lock:
+            self.step()
+            return bool(self.rows or self.waiting)
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._lock:
+            for row in [*self.rows, *self.waiting]:
+                row.error = error
+            self._remove_ended()
 
     @torch.inference_mode()
     def step(self) -> None:
         """One forward for all rows that can share it. The caller holds the lock, if there are threads."""
         start = time.perf_counter()
-        self._remove([row for row in self.rows if row.ended])
-        for row in [row for row in self.rows if row.live.cancelled]:
+        self._remove_ended()
+        for row in [row for row in (*self.rows, *self.waiting) if row.live.cancelled]:
             row.cancel()
-        self._remove([row for row in self.rows if row.ended])
+        self._remove_ended()
+        self._admit()
         rows = self._choose_rows()
         if not rows:
             return
@@ -125,7 +208,25 @@ class Engine:
             # the traceback would keep the failed forward's tensors for as long as anybody keeps the error
             traceback.clear_frames(error.__traceback__)
         self._clean_up([row for row in rows if row.error is not None])
-        self._remove([row for row in self.rows if row.ended])
+        self._remove_ended()
+
+    def _admit(self) -> None:
+        """Let in who waits, in the order of arrival, while there is room for all to grow to their end."""
+        while self.waiting and len(self.rows) < self.max_rows:
+            slots = [row.most_slots for row in (*self.rows, self.waiting[0])]
+            if not self.budget.fits(slots):
+                return
+            row = self.waiting.popleft()
+            self.rows.append(row)
+            self.cache.ceiling = max(slots)
+            self._reuse_prefix(row)
+
+    def _reuse_prefix(self, row: Row) -> None:
+        place = len(self.rows) - 1
+        try:
+            row.num_cached = self.prefixes.restore(row.tokens, self.cache, place)
+        except Exception as error:  # no memory for it: the row starts from its first token
+            logger.warning("What is cached of a prompt could not be reused: %s", error)
 
     def _clean_up(self, failed: Sequence[Row]) -> None:
         """Leave nothing of failed rows behind: no NaN, no cache of a size that there is no memory for."""
@@ -136,7 +237,7 @@ class Engine:
                 if self.rows.index(row) < self.cache.num_rows:
                     self.cache.erase_row(self.rows.index(row))
         else:
-            self.cache = CursorCache(allocate=self.cache.allocate)
+            self.forward.forget()
 
     def _choose_rows(self) -> list[Row]:
         """All decoding rows, or one row with prompt left to feed; by turns where there are both, so that a
@@ -149,21 +250,47 @@ class Engine:
 
     def _forward_and_commit(self, rows: Sequence[Row], start: float) -> None:
         lives = [row.live.read() for row in rows]
-        windows = [row.next_window(live, self.prefill_chunk) for row, live in zip(rows, lives, strict=True)]
-        predictions = self._predict(rows, windows)
-        for row, window, predicted, live in zip(rows, windows, predictions, lives, strict=True):
+        windows = [
+            row.next_window(live, self.prefill_chunk, Situation(self.costs, row.num_cached, len(rows)))
+            for row, live in zip(rows, lives, strict=True)
+        ]
+        fed = self._make_room(rows, windows)
+        if not fed:
+            return
+        predictions = self._predict([rows[i] for i in fed], [windows[i] for i in fed])
+        for i, predicted in zip(fed, predictions, strict=True):
+            row = rows[i]
             try:
-                row.commit(window, predicted, live, start, len(rows))
+                row.commit(windows[i], predicted, lives[i], start, len(fed))
             except Exception as error:  # this row's alone, such as NaN from its prompt
                 row.error = error
 
-    def _predict(self, rows: Sequence[Row], windows: Sequence[RowWindow]) -> list[list[Prediction]]:
+    def _make_room(self, rows: Sequence[Row], windows: Sequence[RowWindow]) -> list[int]:
+        """Which of the rows have their room in the cache now; the others have failed."""
         places = [self.rows.index(row) for row in rows]
-        # rows that joined and are not part of this forward get their room, or fail to, in their own
-        self.cache.reserve(max(places) + 1, max(window.end for window in windows))
-        window = build_window(windows, self.loaded.mask_token_id, self.cache.scratch_slot, self.loaded.device)
-        self.cache.point(places, window.slots, window.num_slots)
-        logits = self._forward(window)
+        try:
+            # rows that joined and are not part of this forward get their room, or fail to, in their own
+            self.cache.reserve(max(places) + 1, max(window.end for window in windows))
+        except Exception as error:
+            for row, place, window in zip(rows, places, windows, strict=True):
+                if place >= self.cache.num_rows or window.end > self.cache.capacity:
+                    row.error = error
+            traceback.clear_frames(error.__traceback__)
+        return [number for number, row in enumerate(rows) if row.error is None]
+
+    def _predict(self, rows: Sequence[Row], windows: Sequence[RowWindow]) -> list[list[Prediction]]:
+        try:
+            return self._predict_once(rows, windows)
+        except torch.OutOfMemoryError:
+            if not self.prefixes.clear():
+                raise
+        logger.warning("Out of memory: forgot the cached prefixes, trying again.")
+        if self.loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return self._predict_once(rows, windows)
+
+    def _predict_once(self, rows: Sequence[Row], windows: Sequence[RowWindow]) -> list[list[Prediction]]:
+        logits = self.forward.logits([self.rows.index(row) for row in rows], windows)
         counts = [window.num_predictions for window in windows]
         if not any(counts):
             synchronize(self.loaded.device)
@@ -173,25 +300,26 @@ class Engine:
         drafts = [window.drafts for window in windows]
         return predict(logits, samplers, self._suppressed, num_best, counts, drafts)
 
-    def _forward(self, window: Window) -> torch.Tensor:
-        """Logits [R, K, V] of the window's last K columns."""
-        return self.loaded.model(
-            input_ids=window.input_ids,
-            position_ids=window.position_ids,
-            attention_mask=self._masks.of(window),
-            cache=self.cache,
-            use_cache=True,
-            logits_to_keep=window.logits_to_keep,
-        ).logits
-
     @torch.inference_mode()  # the cache's tensors were made in it and can be written only in it
-    def _remove(self, gone: Sequence[Row]) -> None:
-        """Take rows out; the last row moves into the place of each, so that active rows stay together."""
+    def _remove_ended(self) -> None:
+        """Take rows out that have ended, and tell their callers."""
+        gone = [row for row in (*self.rows, *self.waiting) if row.ended]
         for row in gone:
-            if row not in self.rows:
-                continue
-            place, last = self.rows.index(row), self.rows.pop()
-            if last is not row:
-                self.rows[place] = last
-                if last.num_cached:  # one that was never fed may have no place in the cache yet
-                    self.cache.move_row(len(self.rows), place, last.num_cached)
+            if row in self.rows:
+                self._take_out(row)
+            else:
+                self.waiting.remove(row)
+            row.events.put(None)
+        if gone:
+            self.cache.shrink(len(self.rows), max((row.num_cached for row in self.rows), default=0))
+
+    def _take_out(self, row: Row) -> None:
+        """The last row moves into its place, so that active rows stay together."""
+        place = self.rows.index(row)
+        if row.error is None and row.num_cached and place < self.cache.num_rows:
+            self.prefixes.keep(row.tokens[: row.num_cached], self.cache, place)
+        last = self.rows.pop()
+        if last is not row:
+            self.rows[place] = last
+            if last.num_cached:  # one that was never fed may have no place in the cache yet
+                self.cache.move_row(len(self.rows), place, last.num_cached)

@@ -22,13 +22,14 @@ class LoadedModel:
         suppressed_token_ids: tokens that are never committed (the mask token, rows past the
             tokenizer's vocabulary, special tokens that a chat never produces). Their logits are
             set to -inf before any softmax. Disjoint from `stop_token_ids`.
-        context_length: prompt, answer and masks together may take this many positions.
+        context_length: prompt and answer together may take this many positions.
         mars_tuned: False for an ordinary model that was never trained to predict behind masks.
         name: short name for people, such as ``SmolLM2-135M-Instruct + MARS adapter``.
         origins: for each of ``weights, tokenizer, adapter, mask_token_id, block_size, device,
             dtype, attention, weights_layout``, one phrase that says what it is and where it came from.
         notices: what a person should know (fallbacks taken, model not MARS-tuned), each one a
             sentence. Shown on the page and logged.
+        last_mask: the checkpoint's last mask was trained to predict too, so that B masks are fed, not B − 1.
     """
 
     model: PreTrainedModel
@@ -44,6 +45,7 @@ class LoadedModel:
     name: str
     origins: dict[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    last_mask: bool = False
 
     @property
     def num_embeddings(self) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import operator
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 from .acceptance import Prediction, Sampler, accepted_length, check_numbers, make_sampler, verified_length
 from .errors import MarsError
 from .events import Alternative, Decided, FinishReason, StepEvent, TokenChoice
 from .loaded import LoadedModel
-from .settings import DecodeSettings, LiveSettings, LiveValues, never_accepts, one_token_mode
+from .planner import Situation
+from .proposals import MOST_LOOKED_UP, Proposals
+from .settings import DecodeSettings, LiveSettings, LiveValues, one_token_mode
 from .text import StopStrings, Vocabulary
 from .window import RowWindow
 
@@ -38,7 +40,8 @@ def check_request(request: Request, loaded: LoadedModel) -> None:
     settings, num_prompt = request.settings, len(request.prompt_ids)
     if settings.stop_strings and loaded.tokenizer is None:
         raise MarsError("stop_strings need a tokenizer, and this model was given without one.")
-    room = loaded.context_length - num_prompt - settings.block_size + 1
+    # masks and drafts take no positions beyond the last token that may be committed
+    room = loaded.context_length - num_prompt
     if room < settings.max_new_tokens:
         raise MarsError(
             f"The prompt has {num_prompt} tokens and max_new_tokens is {settings.max_new_tokens}, but the "
@@ -75,13 +78,13 @@ class Row:
         self.num_prompt = len(self.tokens)
         self.num_cached = 0
         self.num_forwards = 0
-        self.drafts: list[int] = []  # of the last forward, to be verified by the next
         self.sampler: Sampler | None = make_sampler(settings, loaded.device)
+        self.proposals = Proposals(self.sampler, loaded.last_mask)
         self.stop_ids = frozenset() if settings.ignore_eos else loaded.stop_token_ids
         self.stop_ids |= frozenset(settings.stop_token_ids)
         self.text = vocabulary.stream()
         self.stop_strings = StopStrings(settings.stop_strings)
-        self.events: deque[StepEvent] = deque()  # not yet taken
+        self.events: SimpleQueue[StepEvent | None] = SimpleQueue()  # not yet taken; None behind the last
         self.last_event: StepEvent | None = None
         self.error: BaseException | None = None
         self.abandoned = False  # its caller is gone; set from any thread, at any time
@@ -98,38 +101,29 @@ class Row:
         return self.settings.max_new_tokens - (len(self.tokens) - self.num_prompt)
 
     @property
+    def most_slots(self) -> int:
+        """Slots of the cache that this row needs at most: its tokens, and the widest window behind them."""
+        widest = (self.settings.block_size + 1) ** 2 + MOST_LOOKED_UP
+        return self.num_prompt + self.settings.max_new_tokens + widest
+
+    @property
     def in_prefill(self) -> bool:
         """True until the whole prompt has been fed."""
         return self.num_cached < self.num_prompt
 
-    def next_window(self, live: LiveValues, chunk: int) -> RowWindow:
+    def next_window(self, live: LiveValues, chunk: int, situation: Situation) -> RowWindow:
         """What this row feeds next: at most `chunk` tokens of the prompt, or all that were committed and are
         not cached yet; behind the last of all, drafts and masks."""
         end = self.num_cached + chunk if self.in_prefill else None
         pending = self.tokens[self.num_cached : end]
         if self.num_cached + len(pending) < len(self.tokens):
             return RowWindow(pending, self.num_cached)
-        drafts = self._drafts_to_verify(live)
-        return RowWindow(pending, self.num_cached, drafts, self._groups(live, len(drafts)))
-
-    def _drafts_to_verify(self, live: LiveValues) -> list[int]:
-        """No more than the budget has room for, with the token that follows them."""
-        if self._one_token(live) or not live.verify:
-            return []
-        most = self.num_remaining - 1
-        return self.drafts[: most if live.max_drafts is None else min(most, live.max_drafts)]
-
-    def _groups(self, live: LiveValues, num_drafts: int) -> list[int]:
-        """Masks after the last committed token and after each draft; no more than there is room for, since
-        their predictions could not be committed."""
         if self._one_token(live):
-            return [0]
-        longest = live.block_size - 1
-        if never_accepts(live.threshold, live.metric) and live.max_drafts is not None:
-            longest = min(longest, live.max_drafts)  # all that the next forward will look at
-        room = [self.num_remaining - 1 - after for after in range(num_drafts + 1)]
-        masks = [min(longest, most) for most in room]
-        return masks if live.layout == "full" else [0] * num_drafts + masks[-1:]
+            self.proposals.drop()
+            return RowWindow(pending, self.num_cached, (), [0])
+        room = self.num_remaining - 1  # beside the token that every forward commits
+        drafts, groups = self.proposals.next(live, self.tokens, room, situation)
+        return RowWindow(pending, self.num_cached, drafts, groups)
 
     def _one_token(self, live: LiveValues) -> bool:
         return one_token_mode(self.settings.mode, live.threshold, live.metric, live.verify)
@@ -155,7 +149,9 @@ class Row:
         num_accepted = accepted_length([*line[-1:], *behind_masks], live) - 1 if line else 0
         committed, pieces = self._take([*line, *behind_masks[:num_accepted]], num_verified)
         self.num_cached = min(self.num_cached + len(window.tokens) + num_verified, len(self.tokens))
-        self._keep_drafts(slice(group.start + num_accepted, group.stop), predictions, live)
+        if predictions:
+            self.proposals.learn(window, num_verified, num_accepted)
+            self.proposals.keep(slice(group.start + num_accepted, group.stop), predictions, live)
         now = time.perf_counter()
         event = StepEvent(
             index=self.num_forwards,
@@ -180,13 +176,7 @@ class Row:
         )
         self.num_forwards += 1
         self.last_event = event
-        self.events.append(event)
-
-    def _keep_drafts(self, positions: slice, predictions: list[Prediction], live: LiveValues) -> None:
-        """What was predicted behind masks and not committed is the next forward's drafts."""
-        self.drafts = [prediction.id for prediction in predictions[positions]] if live.verify else []
-        if self.sampler is not None and self.drafts:
-            self.sampler.keep(positions)
+        self.events.put(event)
 
     def _take(
         self, predictions: list[Prediction], num_verified: int
@@ -244,7 +234,7 @@ class Row:
         last = StepEvent.without_forward(
             self.last_event, self.live.read(), "cancelled", text=self._last_text()
         )
-        self.events.append(last)
+        self.events.put(last)
 
 
 def _decided(offset: int, num_verified: int) -> Decided:

@@ -14,8 +14,10 @@ Mode = Literal["ar", "mars"]
 Metric = Literal["probability", "margin", "entropy"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 METRICS: tuple[Metric, ...] = get_args(Metric)
-Layout = Literal["linear", "full"]
+Layout = Literal["auto", "linear", "full"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+Proposer = Literal["masks", "lookup", "both"]
+PROPOSERS: tuple[Proposer, ...] = get_args(Proposer)
 MAX_BLOCK_SIZE = 64
 MIN_TEMPERATURE = 0.001
 
@@ -46,15 +48,23 @@ class LiveValues:
         verify: keep what is not sure enough as drafts, and check them in the next forward.
         layout: of the window with drafts. `linear`: masks after the last draft only, few positions.
             `full`: masks after every draft, so that a wrong one does not cost the next its drafts.
-        max_drafts: the most drafts a forward verifies; None is B − 1.
+            `auto`: whichever pays most on this device for this text, down to none (`planner.py`).
+        max_drafts: the most drafts a forward verifies; None is as many as there are masks in a group.
+        proposer: where drafts come from. `masks`: from the model. `lookup`: from what followed the last
+            words where they stood before in the prompt or the answer (prompt lookup); needs `verify`.
+            `both`: from there where they did, else from the model.
+        last_mask: feed B masks instead of B − 1, so that one forward may commit B + 1 tokens: for checkpoints
+            whose last mask was trained to predict too. None is as the checkpoint says.
     """
 
     threshold: float = 0.9
     metric: Metric = "probability"
     block_size: int = 4
     verify: bool = False
-    layout: Layout = "linear"
+    layout: Layout = "auto"
     max_drafts: int | None = None
+    proposer: Proposer = "masks"
+    last_mask: bool | None = None
 
     def __post_init__(self) -> None:
         _number("threshold", self.threshold, allowed="a finite number, 0 or more", low=0)
@@ -67,6 +77,12 @@ class LiveValues:
             raise MarsError(f"layout is {self.layout!r}; allowed are {', '.join(LAYOUTS)}.")
         if self.max_drafts is not None:
             _integer("max_drafts", self.max_drafts, low=0, high=MAX_BLOCK_SIZE)
+        if self.proposer not in PROPOSERS:
+            raise MarsError(f"proposer is {self.proposer!r}; allowed are {', '.join(PROPOSERS)}.")
+        if self.proposer == "lookup" and not self.verify:
+            raise MarsError("proposer is 'lookup', whose drafts must be verified: set verify to True.")
+        if self.last_mask is not None and not isinstance(self.last_mask, bool):
+            raise MarsError(f"last_mask is {self.last_mask!r}; allowed is True, False or None.")
 
 
 class LiveSettings:
@@ -106,8 +122,8 @@ class DecodeSettings:
 
     Attributes:
         mode: `ar` (one token a forward) or `mars` (up to B).
-        threshold, metric, block_size, verify, layout, max_drafts: where the generation starts; see
-            `LiveValues`.
+        threshold, metric, block_size, verify, layout, max_drafts, proposer, last_mask: where the generation
+            starts; see `LiveValues`.
         max_new_tokens: at most this many tokens are committed, the end-of-sequence token included.
         temperature: 0 is greedy; above, each token is sampled from its own position's distribution.
         top_k: sample among the k likeliest tokens; 0 is off.
@@ -124,8 +140,10 @@ class DecodeSettings:
     metric: Metric = "probability"
     block_size: int = 4
     verify: bool = False
-    layout: Layout = "linear"
+    layout: Layout = "auto"
     max_drafts: int | None = None
+    proposer: Proposer = "masks"
+    last_mask: bool | None = None
     max_new_tokens: int = 256
     temperature: float = 0.0
     top_k: int = 0
@@ -164,9 +182,8 @@ class DecodeSettings:
 
     def live_values(self) -> LiveValues:
         """The part of these settings that may change while the generation runs."""
-        return LiveValues(
-            self.threshold, self.metric, self.block_size, self.verify, self.layout, self.max_drafts
-        )
+        names = [field.name for field in dataclasses.fields(LiveValues)]
+        return LiveValues(**{name: getattr(self, name) for name in names})
 
 
 def _number(name: str, value: Any, *, allowed: str, low: float, high: float = math.inf) -> None:

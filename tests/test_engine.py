@@ -786,10 +786,10 @@ def test_a_prompt_may_be_a_tensor():
 
 def test_prompt_budget_and_block_may_fill_the_context_exactly():
     loaded = tiny_loaded(max_position_embeddings=32)
-    exact = DecodeSettings(block_size=4, max_new_tokens=32 - len(PROMPT) - 3, ignore_eos=True, threshold=0.0)
-    assert len(flat(Engine(loaded).stream(Request(PROMPT, exact)))) == 22
-    with pytest.raises(MarsError, match="at most 22 tokens"):
-        Engine(loaded).stream(Request(PROMPT, replace(exact, max_new_tokens=23)))
+    exact = DecodeSettings(block_size=4, max_new_tokens=32 - len(PROMPT), ignore_eos=True, threshold=0.0)
+    assert len(flat(Engine(loaded).stream(Request(PROMPT, exact)))) == 25
+    with pytest.raises(MarsError, match="at most 25 tokens"):
+        Engine(loaded).stream(Request(PROMPT, replace(exact, max_new_tokens=26)))
     with pytest.raises(MarsError, match="shorten the prompt"):
         Engine(loaded).stream(Request([5] * 40, exact))
 

@@ -131,5 +131,5 @@ def tiny_loaded(
 
 
 ORIGIN_PARTS = (
-    "weights", "tokenizer", "adapter", "mask_token_id", "block_size", "device", "dtype", "attention",
+    "weights", "tokenizer", "adapter", "mask_token_id", "block_size", "device", "dtype", "attention", "weights_layout",
 )  # fmt: skip
