@@ -49,7 +49,7 @@ class ChatTab:
 
     def __init__(self, engine: Engine, registry: LiveRegistry, baseline: OneTokenBaseline) -> None:
         self.engine, self.registry, self.baseline = engine, registry, baseline
-        self.note = honesty_line(engine.loaded)
+        self.note = honesty_line(engine.loaded, engine.measured)
         self.messages = gr.State([])
         self.trace = gr.State(None)
         with gr.Row(elem_id="chat"):

@@ -18,9 +18,6 @@ from .notices import fault
 from .token_view import ASSETS
 
 NEW_SEED_BOUND = 2**31
-# One draft a forward, and masks after it whether it was right or not: of the windows tried on a CPU the one
-# that commits most tokens for its length.
-DRAFTS: dict[str, Any] = {"layout": "full", "max_drafts": 1}
 MAX_SEED_DIGITS = 18  # below 2**63
 
 
@@ -82,7 +79,6 @@ class DialValues:
         return DecodeSettings(
             threshold=self.threshold,
             verify=self.verify,
-            **DRAFTS,
             block_size=self.block_size,
             metric=self.metric,
             max_new_tokens=self.max_new_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mars_core import LoadedModel
+from mars_core.costs import ForwardCosts
 
 CLOCK = "clock: the forwards' own time, device synchronised, prefill apart"
 
@@ -19,13 +20,17 @@ def attention_name(loaded: LoadedModel) -> str:
     return str(loaded.model.config.get_text_config()._attn_implementation)
 
 
-def honesty_line(loaded: LoadedModel) -> str:
-    """Model, device, dtype, attention kernel, and what the clock covers; B in force is shown beside it."""
-    parts = (
+def honesty_line(loaded: LoadedModel, costs: ForwardCosts | None = None) -> str:
+    """Model, device, dtype, attention kernel, what the clock covers, and what a forward was measured to cost;
+    B in force is shown beside it."""
+    parts = [
         loaded.name,
         f"{loaded.device}, {dtype_name(loaded)}, {attention_name(loaded)} attention",
         CLOCK,
-    )
+    ]
+    if costs is not None:
+        shown = ", ".join(f"{length}: {1000 * costs.of(length):.3g} ms" for length in (1, 4, 16))
+        parts.append(f"a forward by its positions, measured at start: {shown}")
     return " · ".join(parts)
 
 

@@ -10,8 +10,10 @@ import signal
 import socket
 import sys
 import threading
+from functools import partial
 
 from mars_core import Engine, MarsError
+from mars_core.costs import known_costs
 from mars_core.options import add_model_options, load_from, set_up_logging
 
 from .baseline import OneTokenBaseline
@@ -58,7 +60,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments.port = open_port(arguments.host, arguments.port)
         print("Loading the model …", file=sys.stderr, flush=True)
-        engine = Engine(load_from(arguments))
+        loaded = load_from(arguments)
+        engine = Engine(loaded, costs=partial(known_costs, loaded))
+        engine.costs()
+        engine.start_worker()
         print(f"Open {serve(engine, arguments)} in a browser. Ctrl-C ends.", file=sys.stderr, flush=True)
     except MarsError as error:
         print(f"error: {error}", file=sys.stderr)

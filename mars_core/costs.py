@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (32, 768)
 _ROUNDS = 5
+_MOST_SECONDS = 6.0  # after the second round: on a busy machine, or a slow one, those must do
 _FORMAT = 1
 
 
@@ -81,7 +82,10 @@ def measure_costs(loaded: LoadedModel) -> ForwardCosts:
     forward.cache.reserve(1, contexts[-1] + lengths[-1])
     quickest = {(context, length): math.inf for context in contexts for length in lengths}
     # the first round sets up kernels and threads, and the cache's memory
-    for _ in tqdm(range(_ROUNDS), desc="measuring forwards", leave=False, delay=2):
+    start = time.perf_counter()
+    for done in tqdm(range(_ROUNDS), desc="measuring forwards", leave=False, delay=2):
+        if done >= 2 and time.perf_counter() - start > _MOST_SECONDS:
+            break
         for context, length in quickest:
             quickest[context, length] = min(quickest[context, length], _seconds(forward, context, length))
     seconds = tuple(tuple(_rising([quickest[c, n] for n in lengths])) for c in contexts)

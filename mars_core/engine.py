@@ -98,6 +98,11 @@ class Engine:
         """Keys and values of all rows."""
         return self.forward.cache
 
+    @property
+    def measured(self) -> ForwardCosts | None:
+        """What forwards cost here, if that was asked for already."""
+        return self._costs
+
     def costs(self) -> ForwardCosts:
         """What forwards cost here; measured now if that was not done."""
         if self._costs is None:
@@ -112,8 +117,8 @@ class Engine:
     def stop_worker(self) -> None:
         """End the thread; requests still running fail with a `MarsError`."""
         if self._worker is not None:
-            self._worker.stop()
-            self._worker = None
+            worker, self._worker = self._worker, None
+            worker.stop()
 
     def stream(self, request: Request) -> Generator[StepEvent, None, None]:
         """One event a forward, the last with a `finish_reason`.
@@ -129,7 +134,7 @@ class Engine:
         row = Row(request, self.loaded, self.vocabulary)
         if not self.budget.fits([row.most_slots]):
             raise MarsError(
-                f"With {row.num_prompt} tokens of prompt and max_new_tokens {row.settings.max_new_tokens} the "
+                f"With {row.num_prompt} prompt tokens and max_new_tokens {row.settings.max_new_tokens} the "
                 f"cache takes up to {self.budget.bytes([row.most_slots]) >> 20} MB of the "
                 f"{self.budget.limit >> 20} there are. Shorten the prompt or ask for fewer tokens."
             )

@@ -112,6 +112,7 @@ def load_model(
         suppressed_token_ids=tokens.suppressed,
         context_length=context,
         mars_tuned=facts.mars_tuned,
+        last_mask=facts.last_mask,
         name=parts.name,
         origins={
             "weights": parts.base.origin,

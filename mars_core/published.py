@@ -65,6 +65,7 @@ class MarsFacts:
     block_size_origin: str = ""
     mask_token_id: int | None = None
     mask_token: str | None = None
+    last_mask: bool = False
 
     def over(self, base: MarsFacts) -> MarsFacts:
         """These facts (an adapter's) where they say something, else `base`'s."""
@@ -289,10 +290,13 @@ def _facts_of_file(path: Path) -> MarsFacts:
     for key, value in (("block_size", size), ("mask_token_id", mask_id)):
         if value is not None and type(value) is not int:
             raise MarsError(f"{path}: {key} is {value!r}; it must be a whole number.")
+    last_mask = raw.get("last_mask", False)
+    if not isinstance(last_mask, bool):
+        raise MarsError(f"{path}: last_mask is {last_mask!r}; it must be true or false.")
     if mask is not None and not isinstance(mask, str):
         raise MarsError(f"{path}: mask_token is {mask!r}; it must be the token's text.")
     origin = f"{size}: from {MARS_FILE}" if size is not None else ""
-    return MarsFacts(True, size, origin, mask_id, mask)
+    return MarsFacts(True, size, origin, mask_id, mask, last_mask)
 
 
 def check_block_size(block_size: int, origin: str) -> int:

@@ -8,8 +8,10 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TextIO
 
+from .costs import known_costs
 from .engine import Engine
 from .errors import MarsError
 from .events import Statistics, StatisticsCounter, StepEvent
@@ -17,7 +19,7 @@ from .loaded import LoadedModel
 from .options import add_model_options, load_from
 from .prompts import chat_prompt_ids
 from .row import Request
-from .settings import LAYOUTS, METRICS, MODES, DecodeSettings, LiveSettings
+from .settings import LAYOUTS, METRICS, MODES, PROPOSERS, DecodeSettings, LiveSettings
 
 # Two hues that stay apart for the colour-blind, on dark and light terminals; one-token forwards are plain.
 GROUP_COLOURS = ("\x1b[34m", "\x1b[33m")
@@ -57,7 +59,24 @@ def _add_decoding_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="check what was not sure enough in the next forward; with τ = 1 the output is exactly AR's",
     )
-    group.add_argument("--layout", choices=LAYOUTS, default=defaults.layout, help="of windows with drafts")
+    group.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default=defaults.layout,
+        help="of windows with drafts; auto: what pays most here, down to none (default: %(default)s)",
+    )
+    group.add_argument(
+        "--proposer",
+        choices=PROPOSERS,
+        default=defaults.proposer,
+        help="where drafts come from: the model's masks, or what followed the same words before "
+        "(lookup; needs --verify), or both (default: %(default)s)",
+    )
+    group.add_argument(
+        "--last-mask",
+        action=argparse.BooleanOptionalAction,
+        help="feed B masks, not B - 1, to commit up to B + 1 tokens a forward (default: as the model says)",
+    )
     group.add_argument("--max-drafts", type=int, metavar="K", help="most drafts a forward (default: B - 1)")
     group.add_argument("--block-size", type=int, metavar="B", help="most tokens a forward (default: model's)")
     group.add_argument("--max-new-tokens", type=int, default=defaults.max_new_tokens, metavar="N")
@@ -81,7 +100,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
     live = LiveSettings(settings.live_values())
     counter = StatisticsCounter(len(prompt_ids))
     pieces: list[str] = []
-    events = Engine(loaded).stream(Request(prompt_ids, settings, live))
+    engine = Engine(loaded, costs=partial(known_costs, loaded))
+    events = engine.stream(Request(prompt_ids, settings, live))
     for event in _until_interrupted(events, live):
         counter.add(event)
         pieces.append(event.text)
@@ -110,6 +130,8 @@ def _settings_maker(arguments: argparse.Namespace) -> Callable[[int], DecodeSett
             verify=arguments.verify,
             layout=arguments.layout,
             max_drafts=arguments.max_drafts,
+            proposer=arguments.proposer,
+            last_mask=arguments.last_mask,
             block_size=block_size if arguments.block_size is None else arguments.block_size,
             max_new_tokens=arguments.max_new_tokens,
             temperature=arguments.temperature,

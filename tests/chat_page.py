@@ -15,16 +15,21 @@ from app.baseline import OneTokenBaseline
 from app.live import LiveRegistry
 from app.page import build_page, launch_options
 from mars_core import Engine, LoadedModel
+from mars_core.planner import NOMINAL_COSTS
 from tests.browser import open_page, serving
 
 
 @contextmanager
 def served(loaded: LoadedModel) -> Iterator[SimpleNamespace]:
     """The page for a model: its `url`, `engine` and `registry`."""
-    engine, registry = Engine(loaded), LiveRegistry()
+    engine, registry = Engine(loaded, costs=lambda: NOMINAL_COSTS), LiveRegistry()
     demo = build_page(engine, registry, OneTokenBaseline())
-    with serving(demo, **launch_options()) as url:
-        yield SimpleNamespace(url=url, engine=engine, registry=registry)
+    engine.start_worker()  # as the app does
+    try:
+        with serving(demo, **launch_options()) as url:
+            yield SimpleNamespace(url=url, engine=engine, registry=registry)
+    finally:
+        engine.stop_worker()
 
 
 @contextmanager

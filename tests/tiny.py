@@ -131,5 +131,6 @@ def tiny_loaded(
 
 
 ORIGIN_PARTS = (
-    "weights", "tokenizer", "adapter", "mask_token_id", "block_size", "device", "dtype", "attention", "weights_layout",
+    "weights", "tokenizer", "adapter", "mask_token_id", "block_size", "device", "dtype", "attention",
+    "weights_layout",
 )  # fmt: skip
