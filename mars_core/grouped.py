@@ -1,0 +1,75 @@
+"""Attention for windows of a few positions where several query heads share keys: no copy of the cache.
+
+With grouped-query attention transformers (5.24) repeats keys and values for every query head as soon as a
+mask is given and a window has more than one position, which copies the whole cache several times over at
+every layer of every forward; for a single position it leaves the grouping to PyTorch, whose CPU kernel is
+four times slower at it. Here the query heads that share a key head stand one after another as queries of
+that head; the numbers are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "sdpa_grouped"
+
+
+class _Masks:
+    """The mask of the forward under way, repeated for the query heads of a group: all layers share one."""
+
+    def __init__(self) -> None:
+        self._held: tuple[torch.Tensor, int, torch.Tensor] | None = None
+
+    def repeated(self, mask: torch.Tensor, groups: int) -> torch.Tensor:
+        """[R, 1, W, S] -> [R, 1, groups · W, S]."""
+        held = self._held
+        if held is None or held[0] is not mask or held[1] != groups:
+            rows, _, width, slots = mask.shape
+            repeated = mask[:, :, None].expand(rows, 1, groups, width, slots)
+            held = self._held = mask, groups, repeated.reshape(rows, 1, groups * width, slots)
+        return held[2]
+
+
+_masks = _Masks()
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers' own sdpa attention returns: query [R, H, W, D], key and value [R, H / groups, S, D],
+    mask [R, 1, W, S] -> [R, W, H, D]. Whatever is not such a window is left to that one."""
+    groups = getattr(module, "num_key_value_groups", 1)
+    rows, heads, width, size = query.shape
+    special = dropout or options.get("position_bias") is not None or options.get("softcap") is not None
+    # without a mask several positions are meant to be causal
+    no_window = width > 1 if attention_mask is None else attention_mask.shape[1] != 1
+    if groups == 1 or special or no_window:
+        options |= {"dropout": dropout, "scaling": scaling}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    folded = query.reshape(rows, heads // groups, groups * width, size)
+    mask = None if attention_mask is None else _masks.repeated(attention_mask, groups)
+    output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    return output.reshape(rows, heads, width, -1).transpose(1, 2).contiguous(), None
+
+
+def use_grouped_attention(model: PreTrainedModel) -> bool:
+    """Switch a model that runs with sdpa over; returns whether it did."""
+    if model.config.get_text_config()._attn_implementation != "sdpa":
+        return False
+    AttentionInterface.register(NAME, grouped_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
+    return bool(model.config.get_text_config()._attn_implementation == NAME)
