@@ -18,6 +18,7 @@ from .settings import DecodeSettings, LiveValues, never_accepts
 
 # A packed prediction carries token ids as float32, which holds whole numbers exactly up to here.
 MAX_VOCABULARY = 2**24
+_LOWEST = torch.finfo(torch.float32).min
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,8 @@ def predict(
         for each row its predictions, in order. Read back from the device in one transfer. Where the model
         returned NaN the prediction's figures are NaN: see `check_numbers`.
     """
-    logits = logits.float().index_fill(-1, suppressed, -math.inf)
+    # the lowest finite number, not -inf: its probability is 0 too, and 0 · -inf would be NaN in the entropy
+    logits = logits.to(torch.float32, copy=True).index_fill_(-1, suppressed, _LOWEST).clamp_(min=_LOWEST)
     num_rows, num_columns, _ = logits.shape
     counts = [num_columns] * num_rows if num_positions is None else list(num_positions)
     ids = logits.argmax(-1)
@@ -158,14 +160,18 @@ def _pack(logits: torch.Tensor, ids: torch.Tensor, num_best: int) -> torch.Tenso
     Fewer best where the vocabulary has not as many.
     """
     probabilities = logits.softmax(-1)
-    best = probabilities.topk(min(max(num_best, 2), logits.shape[-1]), dim=-1)
+    best = logits.topk(min(max(num_best, 2), logits.shape[-1]), dim=-1)
+    best_probabilities = probabilities.gather(-1, best.indices)
+    # H = −Σ p ln p with ln p = logit − ln Z, so that no logarithm is taken of the whole vocabulary
+    log_z = best.values[..., 0] - best_probabilities[..., 0].log()
+    entropy = (log_z - torch.linalg.vecdot(probabilities, logits)).clamp(min=0)
     columns = [
         ids.unsqueeze(-1).float(),
         probabilities.gather(-1, ids.unsqueeze(-1)),
-        best.values[..., :1] - best.values[..., 1:2],
-        torch.special.entr(probabilities).sum(-1, keepdim=True),
+        best_probabilities[..., :1] - best_probabilities[..., 1:2],
+        entropy.unsqueeze(-1),
         best.indices.float(),
-        best.values,
+        best_probabilities,
     ]
     return torch.cat(columns, -1)
 
