@@ -1,4 +1,4 @@
-"""The command line: ``python -m mars_core generate | bench``."""
+"""The command line: ``python -m mars_core generate | bench | train | distill``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .bench.command import add_bench_command  # noqa: E402
 from .errors import MarsError  # noqa: E402
 from .options import set_up_logging  # noqa: E402
 from .terminal import add_generate_command  # noqa: E402
+from .train.command import add_distill_command, add_train_command  # noqa: E402
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -27,6 +28,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_generate_command(commands)
     add_bench_command(commands)
+    add_train_command(commands)
+    add_distill_command(commands)
     return parser
 
 

@@ -64,7 +64,7 @@ def chat_prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Messa
             template refuses (some know no system prompt).
     """
     check_messages(messages)
-    markers = _special_texts(tokenizer)
+    markers = special_texts(tokenizer)
     if not tokenizer.chat_template:
         text = "\n\n".join(message["content"] for message in messages)
         return list(tokenizer(text, split_special_tokens=True)["input_ids"])
@@ -100,7 +100,7 @@ def fit_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], 
             del turns[0]
 
 
-def _special_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def special_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Texts that the tokenizer turns into one added token wherever they stand, longest first."""
     return sorted({str(token) for token in tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
 
@@ -132,11 +132,11 @@ def _guarded_ids(
         if piece in markers:
             ids.append(tokenizer.convert_tokens_to_ids(piece))  # type: ignore[arg-type]
         elif piece:
-            ids += _plain_ids(tokenizer, fill.sub(lambda match: contents[match.group()], piece))
+            ids += plain_ids(tokenizer, fill.sub(lambda match: contents[match.group()], piece))
     return ids
 
 
-def _plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Encode text without any added token.
 
     Tokenizers can be told to split special tokens, but not added ones that are not called special (Qwen's
