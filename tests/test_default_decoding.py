@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from mars_core.engine import Engine
 from mars_core.events import StepEvent
 from mars_core.loaded import LoadedModel
+from mars_core.models import load_model
+from mars_core.planner import NOMINAL_COSTS
 from mars_core.prompts import chat_prompt_ids
 from mars_core.reference import reference_generate
 from mars_core.row import Request
@@ -21,6 +24,8 @@ pytestmark = pytest.mark.model
 
 PROMPTS = Path(__file__).parent / "data" / "spec_bench_20.jsonl"
 NUM_TOKENS = 24
+# Four steps of a bfloat16 number between 16 and 32, where the likeliest tokens' logits lie.
+BFLOAT16_TIE = 0.5
 CONVERSATION = [
     {"role": "system", "content": "You answer in one sentence."},
     {"role": "user", "content": "What is the capital of France?"},
@@ -31,7 +36,7 @@ CONVERSATION = [
 
 @pytest.fixture(scope="module")
 def engine(default_fp32: LoadedModel) -> Engine:
-    return Engine(default_fp32)
+    return Engine(default_fp32, costs=lambda: NOMINAL_COSTS)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +163,14 @@ def test_typed_control_tokens_are_characters(default_fp32):
 
 
 @pytest.mark.parametrize(
-    "window", [{"layout": "linear"}, {"layout": "full", "max_drafts": 1}, {"layout": "full"}]
+    "window",
+    [
+        {"layout": "auto"},
+        {"layout": "linear"},
+        {"layout": "full", "max_drafts": 1},
+        {"layout": "full"},
+        {"proposer": "both"},
+    ],
 )
 def test_verification_equals_generate_in_fewer_forwards(engine, prompts, by_generate, window):
     verify = DecodeSettings(threshold=1, verify=True, max_new_tokens=NUM_TOKENS, **window)
@@ -168,3 +180,25 @@ def test_verification_equals_generate_in_fewer_forwards(engine, prompts, by_gene
         assert sum(committed, []) == expected
         num_tokens, num_forwards = num_tokens + len(expected), num_forwards + len(committed)
     assert num_tokens / num_forwards > 1.15
+
+
+def test_packed_weights_say_what_plain_ones_say(default_fp32, prompts, by_generate):
+    packed = Engine(load_model("default", device="cpu", dtype="float32", packed=True))
+    verify = DecodeSettings(threshold=1, verify=True, layout="full", max_new_tokens=NUM_TOKENS)
+    for prompt, expected in zip(prompts[:4], by_generate[:4], strict=True):
+        assert sum(groups(list(packed.stream(Request(prompt, verify)))), []) == expected
+
+
+def test_in_bfloat16_verified_text_parts_from_ar_only_at_a_near_tie(prompts):
+    engine = Engine(load_model("default", device="cpu", dtype="bfloat16", packed=True))
+    one_by_one = DecodeSettings(mode="ar", max_new_tokens=NUM_TOKENS)
+    verify = DecodeSettings(threshold=1, verify=True, layout="full", max_new_tokens=NUM_TOKENS)
+    for prompt in prompts[:8]:
+        ar = [choice for event in engine.stream(Request(prompt, one_by_one)) for choice in event.committed]
+        verified = sum(groups(list(engine.stream(Request(prompt, verify)))), [])
+        for choice, ours in zip(ar, verified, strict=False):
+            if choice.id != ours:
+                first, second = choice.alternatives[:2]
+                gap = math.log(first.probability / second.probability)
+                assert gap <= BFLOAT16_TIE, "the difference of the two best logits"
+                break
