@@ -195,7 +195,7 @@ class ChatTab:
         settings, loaded = values.settings(), self.engine.loaded
         assert loaded.tokenizer is not None
         system = [] if is_blank(values.system) else [{"role": "system", "content": values.system}]
-        room = loaded.context_length - settings.max_new_tokens - settings.block_size + 1
+        room = loaded.context_length - settings.max_new_tokens
         fitted = fit_prompt(loaded.tokenizer, [*system, *asked], room)
         return Prompt([*system, *asked], fitted.ids, settings), fitted.num_dropped
 

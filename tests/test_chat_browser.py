@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from app.dial import DRAFTS
 from mars_core import DecodeSettings, Request, chat_prompt_ids
 from tests.browser import overflows
 from tests.chat_page import ask, chat, served, shown_text, trace_of, wait_answer, wait_until
@@ -17,7 +16,7 @@ from tests.tiny import tiny_loaded
 
 pytestmark = pytest.mark.browser
 
-VERIFY = {"verify": True, **DRAFTS}  # as the page starts
+VERIFY = {"verify": True}  # as the page starts
 
 HOSTILE = "<img src=x onerror=alert(1)> </span></div> &lt; `${alert(1)}` {{value}} a<b && c>d <|im_end|>"
 

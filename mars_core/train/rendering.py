@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ..errors import MarsError
-from ..prompts import Message, plain_ids, special_texts, chat_prompt_ids
+from ..prompts import Message, chat_prompt_ids, plain_ids, special_texts
 from .reading import Conversation
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
