@@ -6,12 +6,13 @@ import bisect
 import hashlib
 import json
 import logging
-import math
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ from .window import RowWindow
 logger = logging.getLogger(__name__)
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
+LONG = (128, 256)  # where many rows share a forward, and one of so many positions takes no time
 CONTEXTS = (32, 768)
 _ROUNDS = 5
-_MOST_SECONDS = 6.0  # after the second round: on a busy machine, or a slow one, those must do
+_MOST_SECONDS = 6.0  # then, on a busy machine or a slow one, what was measured so far must do
 _FORMAT = 1
 
 
@@ -54,9 +56,15 @@ class ForwardCosts:
         A forward for several rows is asked for as one of all their positions: what decides is how many
         positions the weights are multiplied with.
         """
-        at_context = [_line(self.lengths, row, length) for row in self.seconds]
+        return self.line(num_cached)(length)
+
+    def line(self, num_cached: int) -> Callable[[float], float]:
+        """Seconds by length at one number of cached positions, for asking often."""
         # no context below the smallest one measured is cheaper by more than noise
-        return _line(self.contexts, at_context, max(num_cached, self.contexts[0]))
+        context = max(num_cached, self.contexts[0])
+        columns = (_line(self.contexts, column, context) for column in zip(*self.seconds, strict=True))
+        # beyond the contexts measured the lines of two lengths may cross
+        return partial(_line, self.lengths, tuple(accumulate(columns, max)))
 
     def __str__(self) -> str:
         """For people: milliseconds at the smallest context."""
@@ -75,26 +83,43 @@ def _line(places: Sequence[int], values: Sequence[float], x: float) -> float:
 @torch.inference_mode()
 def measure_costs(loaded: LoadedModel) -> ForwardCosts:
     """Measure, in a few seconds on a small model; rounds take turns through all lengths, and of each the
-    quickest counts, since what else the machine does only ever adds time."""
-    contexts = tuple(c for c in CONTEXTS if c + LENGTHS[-1] <= loaded.context_length) or (1,)
-    lengths = tuple(n for n in LENGTHS if contexts[0] + n <= loaded.context_length)
-    forward = Forward(loaded)
+    quickest counts, since what else the machine does only ever adds time.
+
+    Where even one round takes too long, or there is no memory for longer windows, shorter ones must do; the
+    cost of longer ones is estimated from theirs.
+    """
+    lengths: tuple[int, ...] = LENGTHS + LONG if loaded.device.type == "cuda" else LENGTHS
+    contexts = tuple(c for c in CONTEXTS if c + lengths[-1] <= loaded.context_length) or (1,)
+    lengths = tuple(n for n in lengths if contexts[0] + n <= loaded.context_length) or (1,)
+    forward, token = Forward(loaded), _harmless_token(loaded)
     forward.cache.reserve(1, contexts[-1] + lengths[-1])
-    quickest = {(context, length): math.inf for context in contexts for length in lengths}
-    # the first round sets up kernels and threads, and the cache's memory
+    _seconds(forward, token, contexts[0], 1)  # sets up kernels and threads, and the cache's memory
+    quickest: dict[int, list[float]] = {}  # by length, for each context
     start = time.perf_counter()
-    for done in tqdm(range(_ROUNDS), desc="measuring forwards", leave=False, delay=2):
-        if done >= 2 and time.perf_counter() - start > _MOST_SECONDS:
+    places = [(number, length) for number in range(_ROUNDS) for length in lengths]
+    for number, length in tqdm(places, desc="measuring forwards", leave=False, delay=2):
+        if (number or length not in lengths[:2]) and time.perf_counter() - start > _MOST_SECONDS:
             break
-        for context, length in quickest:
-            quickest[context, length] = min(quickest[context, length], _seconds(forward, context, length))
-    seconds = tuple(tuple(_rising([quickest[c, n] for n in lengths])) for c in contexts)
-    return ForwardCosts(lengths, contexts, seconds)
+        try:
+            taken = [_seconds(forward, token, context, length) for context in contexts]
+        except torch.OutOfMemoryError:
+            if length in lengths[:2]:
+                raise
+            break
+        quickest[length] = list(map(min, taken, quickest.get(length, taken)))
+    lengths = tuple(length for length in lengths if length in quickest)
+    return ForwardCosts(
+        lengths, contexts, _rising(list(zip(*(quickest[length] for length in lengths), strict=True)))
+    )
 
 
-def _seconds(forward: Forward, context: int, length: int) -> float:
+def _harmless_token(loaded: LoadedModel) -> int:
+    suppressed = set(loaded.suppressed_token_ids)
+    return next((token for token in range(loaded.num_embeddings) if token not in suppressed), 0)
+
+
+def _seconds(forward: Forward, token: int, context: int, length: int) -> float:
     loaded = forward.loaded
-    token = min(set(range(loaded.num_embeddings)) - set(loaded.suppressed_token_ids), default=0)
     window = RowWindow([token], context, [token] * (length - 1), [0] * length)
     suppressed = torch.tensor(loaded.suppressed_token_ids, dtype=torch.long, device=loaded.device)
     start = time.perf_counter()
@@ -103,13 +128,14 @@ def _seconds(forward: Forward, context: int, length: int) -> float:
     return time.perf_counter() - start
 
 
-def _rising(values: Sequence[float]) -> list[float]:
-    """No longer window is cheaper than a shorter one, whatever noise says."""
-    highest, rising = 0.0, []
-    for value in values:
-        highest = max(highest, value)
-        rising.append(highest)
-    return rising
+def _rising(seconds: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    """No longer window is cheaper than a shorter one, and none with more cached, whatever noise says: a
+    line on past what was measured could fall below nothing."""
+    rows: list[tuple[float, ...]] = []
+    for row in seconds:
+        rising = accumulate(row, max)
+        rows.append(tuple(map(max, rising, rows[-1])) if rows else tuple(rising))
+    return tuple(rows)
 
 
 def known_costs(loaded: LoadedModel) -> ForwardCosts:
@@ -117,12 +143,16 @@ def known_costs(loaded: LoadedModel) -> ForwardCosts:
 
     So the same machine makes the same choices in every run. Deleting the file has it measured anew.
     """
-    path = cache_dir() / "costs" / f"{_key(loaded)}.json"
+    try:
+        path = cache_dir() / "costs" / f"{_key(loaded)}.json"
+    except RuntimeError as error:  # no home directory, which a container may well lack
+        logger.warning("The measured cost of forwards cannot be noted: %s Set MARS_CACHE_DIR.", error)
+        return measure_costs(loaded)
     try:
         return _read(path)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         logger.warning("%s cannot be read (%s); forwards are measured anew.", path, error)
     costs = measure_costs(loaded)
     try:
@@ -137,8 +167,11 @@ def _write(path: Path, text: str) -> None:
     """Whole or not at all: another process may be reading it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = path.with_suffix(f".{os.getpid()}")
-    whole.write_text(text, "utf-8")
-    os.replace(whole, path)
+    try:
+        whole.write_text(text, "utf-8")
+        os.replace(whole, path)
+    finally:
+        whole.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> ForwardCosts:
@@ -150,20 +183,33 @@ def _read(path: Path) -> ForwardCosts:
         tuple(int(n) for n in raw["contexts"]),
         tuple(tuple(float(s) for s in row) for row in raw["seconds"]),
     )
-    sound = all(len(row) == len(costs.lengths) and all(0 < s < 1e4 for s in row) for row in costs.seconds)
-    if not sound or not costs.lengths or len(costs.seconds) != len(costs.contexts):
+    if not _sound(costs):
         raise ValueError("it is damaged")
     return costs
+
+
+def _sound(costs: ForwardCosts) -> bool:
+    """True where every length and context has its time, and each grows as it should."""
+    lengths, contexts, seconds = costs.lengths, costs.contexts, costs.seconds
+    if not lengths or not contexts or len(seconds) != len(contexts):
+        return False
+    if any(len(row) != len(lengths) for row in seconds):
+        return False
+    places_grow = all(a < b for places in (lengths, contexts) for a, b in pairwise((0, *places)))
+    return places_grow and all(0 < s < 1e4 for row in seconds for s in row) and _rising(seconds) == seconds
 
 
 def _key(loaded: LoadedModel) -> str:
     """A name for everything that decides what a forward costs: shapes, precision, device, PyTorch."""
     on_gpu = loaded.device.type == "cuda"
+    config = loaded.model.config.get_text_config().to_dict()
+    config.pop("_name_or_path", None)  # where the files lie decides nothing
     facts: dict[str, Any] = {
-        "config": loaded.model.config.get_text_config().to_dict(),
+        "config": config,
         "device": torch.cuda.get_device_name(loaded.device) if on_gpu else platform.processor(),
         "machine": platform.node(),
         "dtype": str(loaded.dtype),
+        "attention": loaded.origins.get("attention", ""),
         "layout": loaded.origins.get("weights_layout", ""),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -32,10 +32,11 @@ class Proposals:
         self._planner, self._lookup_planner = Planner(), LookupPlanner()
         self._index = NgramIndex()
         self._looked_up = False  # where the drafts of the window under way came from
+        self._accepts = False  # predictions of the window under way may be committed for their confidence
 
     def drop(self) -> None:
         """Nothing is to be verified: the next forward is a plain one."""
-        self.drafts, self._looked_up = [], False
+        self.drafts, self._looked_up, self._accepts = [], False, False
 
     def next(
         self, live: LiveValues, tokens: Sequence[int], room: int, situation: Situation
@@ -48,20 +49,25 @@ class Proposals:
                 it, since nothing it says could be committed.
             situation: where the row is.
         """
-        accepts = not never_accepts(live.threshold, live.metric)
+        accepts = self._accepts = not never_accepts(live.threshold, live.metric)
         if accepts or self._sampler is not None:
             # here a plan may change the text, which must depend on nothing but the request
             situation = Situation(lambda: NOMINAL_COSTS, 0, 1)
         plan = self._plan(live, accepts, situation)
-        found = self._look_up(live, tokens, room, plan.num_masks, situation)
-        self._looked_up = bool(found)
-        if found:
-            if self._sampler is not None:
-                self._sampler.drafts_are_certain()
-            return found, [0] * len(found) + [min(plan.num_masks, room - len(found))]
         drafts = self.drafts[: min(plan.num_drafts, room)]
         masks = [min(plan.num_masks, room - after) for after in range(len(drafts) + 1)]
-        return drafts, masks if plan.full else [0] * len(drafts) + masks[-1:]
+        groups = masks if plan.full else [0] * len(drafts) + masks[-1:]
+        found = self._find(live, tokens, room)
+        if found and live.layout == "auto":
+            instead = self._planner.promise(situation, len(drafts), sum(groups))
+            num = self._lookup_planner.num_drafts(situation, len(found), plan.num_masks, instead)
+            found = found[:num]
+        self._looked_up = bool(found)
+        if not found:
+            return drafts, groups
+        if self._sampler is not None:
+            self._sampler.drafts_are_certain()
+        return found, [0] * len(found) + [min(plan.num_masks, room - len(found))]
 
     def _plan(self, live: LiveValues, accepts: bool, situation: Situation) -> Plan:
         if live.proposer == "lookup":
@@ -76,22 +82,18 @@ class Proposals:
             return Plan(most, masks, live.layout == "full")
         return self._planner.plan(situation, masks, most, accepts)
 
-    def _look_up(
-        self, live: LiveValues, tokens: Sequence[int], room: int, num_masks: int, situation: Situation
-    ) -> list[int]:
+    def _find(self, live: LiveValues, tokens: Sequence[int], room: int) -> list[int]:
+        """What a lookup finds to verify."""
         if live.proposer == "masks" or not live.verify:
             return []
         self._index.extend(tokens[len(self._index) :])
-        found = self._index.propose(min(room, MOST_LOOKED_UP if live.max_drafts is None else live.max_drafts))
-        if not found or live.layout != "auto":
-            return found
-        return found[: self._lookup_planner.num_drafts(situation, len(found), num_masks)]
+        return self._index.propose(min(room, MOST_LOOKED_UP if live.max_drafts is None else live.max_drafts))
 
     def learn(self, window: RowWindow, num_verified: int, num_accepted: int) -> None:
         """Note what came of a window that these proposals made."""
         rates = self._lookup_planner if self._looked_up else self._planner
         rates.verified.learn(num_verified, len(window.drafts))
-        if window.groups:
+        if window.groups and self._accepts:
             self._planner.accepted.learn(num_accepted, window.groups[num_verified])
 
     def keep(self, positions: slice, predictions: Sequence[Prediction], live: LiveValues) -> None:

@@ -13,6 +13,11 @@ from .loaded import LoadedModel
 from .settings import DecodeSettings, one_token_mode
 
 
+def most_tokens(loaded: LoadedModel, settings: DecodeSettings) -> int:
+    """Tokens a forward may commit: B, or B + 1 where the last mask predicts too."""
+    return settings.block_size + (loaded.last_mask if settings.last_mask is None else settings.last_mask)
+
+
 @torch.inference_mode()
 def reference_generate(
     loaded: LoadedModel, prompt_ids: list[int], settings: DecodeSettings
@@ -26,7 +31,7 @@ def reference_generate(
     one_token = one_token_mode(settings.mode, settings.threshold, settings.metric)
     tokens, groups, remaining = list(prompt_ids), [], settings.max_new_tokens
     while remaining > 0:
-        num_masks = 0 if one_token else min(settings.block_size, remaining) - 1
+        num_masks = 0 if one_token else min(most_tokens(loaded, settings), remaining) - 1
         ids = torch.tensor([tokens + [loaded.mask_token_id] * num_masks], device=loaded.device)
         logits = loaded.model(input_ids=ids, use_cache=False).logits[:, -1 - num_masks :]
         predictions = predict(logits, [sampler], suppressed, 2)[0]
@@ -66,7 +71,7 @@ def reference_verify(loaded: LoadedModel, prompt_ids: list[int], settings: Decod
         group: list[int] = []
         for draft in [*drafts, None]:
             last = len(group) == len(drafts)
-            num_masks = min(settings.block_size, remaining - len(group)) - 1
+            num_masks = min(most_tokens(loaded, settings), remaining - len(group)) - 1
             predictions = ask(tokens + group, num_masks)
             group.append(predictions[0].id)
             if predictions[0].id != draft:

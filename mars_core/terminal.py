@@ -101,6 +101,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
     counter = StatisticsCounter(len(prompt_ids))
     pieces: list[str] = []
     engine = Engine(loaded, costs=partial(known_costs, loaded))
+    if settings.verify:
+        engine.costs()  # now, not within the first forward, whose time is told
     events = engine.stream(Request(prompt_ids, settings, live))
     for event in _until_interrupted(events, live):
         counter.add(event)
@@ -187,6 +189,9 @@ def _summary(loaded: LoadedModel, settings: DecodeSettings, figures: Statistics,
         "threshold": settings.threshold,
         "metric": settings.metric,
         "verify": settings.verify,
+        "layout": settings.layout,
+        "max_drafts": settings.max_drafts,
+        "proposer": settings.proposer,
         "block_size": settings.block_size,
         "seed": settings.seed,
         "model": loaded.name,

@@ -111,6 +111,8 @@ def test_control_c_ends_the_answer_and_still_reports(checkpoint):
         ["--max-new-tokens", "0", "hello"],
         ["--temperature", "99", "hello"],
         ["--stop", "", "hello"],
+        ["--max-drafts", "-1", "hello"],
+        ["--proposer", "lookup", "hello"],
         [""],
         ["  \u200b "],
         ["--raw", ""],
@@ -144,6 +146,39 @@ def test_the_prompt_may_come_from_standard_input(in_process, capsys, monkeypatch
     from_stdin = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert in_process("hello", "--json", "--max-new-tokens", "4") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["text"] == from_stdin["text"]
+
+
+@pytest.mark.parametrize("proposer", ["masks", "lookup", "both"])
+def test_with_tau_one_and_verify_the_text_is_ars_whoever_proposes(
+    in_process, capsys, monkeypatch, tmp_path, proposer
+):
+    monkeypatch.setenv("MARS_CACHE_DIR", str(tmp_path))  # what forwards cost is noted there
+    common = ["hello hello hello", "--json", "--max-new-tokens", "20"]
+    assert in_process(*common, "--mode", "ar") == 0
+    plain = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert in_process(*common, "--threshold", "1", "--verify", "--proposer", proposer) == 0
+    verified = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (verified["text"], verified["num_tokens"]) == (plain["text"], plain["num_tokens"])
+    assert list((tmp_path / "costs").iterdir())
+
+
+@pytest.mark.parametrize(
+    "of_checkpoint, option, most",
+    [(False, [], 4), (True, [], 5), (False, ["--last-mask"], 5), (True, ["--no-last-mask"], 4)],
+)
+def test_the_last_mask_is_as_the_model_says_unless_an_option_does(
+    in_process, capsys, of_checkpoint, option, most
+):
+    loaded = scripted_loaded(always(), last_mask=of_checkpoint)
+    assert in_process("hello", "--json", "--max-new-tokens", "20", *option, loaded=loaded) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["tokens_per_forward"] == most
+
+
+@pytest.mark.parametrize("option", [["--proposer", "guess"], ["--layout", "round"], ["--max-drafts", "x"]])
+def test_a_choice_that_there_is_not_is_refused(in_process, capsys, option):
+    with pytest.raises(SystemExit, match="2"):
+        in_process("hello", *option)
+    assert option[0] in capsys.readouterr().err
 
 
 def test_raw_continues_the_text_as_it_is(in_process, capsys):

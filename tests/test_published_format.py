@@ -166,6 +166,15 @@ def test_the_block_size_comes_from_the_name_then_from_mars_json_then_from_the_de
     assert loaded.block_size == 4 and any("block size" in notice for notice in loaded.notices)
 
 
+def test_mars_json_says_whether_the_last_mask_predicts(tmp_path):
+    directory = publish(tmp_path / "tiny-blk4", tiny_model(kind="qwen2"))
+    assert load(directory).last_mask is False
+    for content, expected in [({}, False), ({"last_mask": True}, True), ({"last_mask": False}, False)]:
+        facts = {"format": 1, "block_size": 4, "mask_token_id": 259} | content
+        (directory / "mars.json").write_text(json.dumps(facts))
+        assert load(directory).last_mask is expected
+
+
 def test_a_hub_cache_directory_is_known_by_its_repository(tmp_path):
     snapshot = tmp_path / "models--Someone--MARS-tiny-blk8" / "snapshots" / "0123abcd"
     loaded = load(publish(snapshot, tiny_model(kind="qwen2")))
@@ -192,6 +201,9 @@ def test_a_mars_json_of_another_format_or_another_tokenizer_is_refused(tmp_path)
         ({"format": 1, "block_size": "4"}, "whole number"),
         ({"format": 1, "block_size": 65, "mask_token_id": 259}, "from 1 to 64"),
         ({"format": 1, "mask_token_id": 258}, "ends a generation"),
+        ({"format": 1, "mask_token_id": 259, "last_mask": 1}, "last_mask is 1; it must be true or false"),
+        ({"format": 1, "mask_token_id": 259, "last_mask": "yes"}, "last_mask is 'yes'"),
+        ({"format": 1, "mask_token_id": 259, "last_mask": None}, "last_mask is None"),
         ({"format": 1, "mask_token_id": 5, "mask_token": "<|mask|>"}, "do not belong together"),
     ]:
         (directory / "mars.json").write_text(json.dumps(content))

@@ -26,6 +26,16 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("block_size", 65),
     ("block_size", 4.0),
     ("block_size", True),
+    ("verify", 1),
+    ("layout", "round"),
+    ("layout", None),
+    ("max_drafts", -1),
+    ("max_drafts", 65),
+    ("max_drafts", True),
+    ("proposer", "guess"),
+    ("proposer", None),
+    ("last_mask", 1),
+    ("last_mask", "yes"),
     ("max_new_tokens", 0),
     ("max_new_tokens", None),
     ("temperature", -1),
@@ -52,6 +62,27 @@ BAD_VALUES: list[tuple[str, Any]] = [
 def test_a_bad_value_is_refused_with_its_name_and_what_is_allowed(name, value):
     with pytest.raises(MarsError, match=f"^{name} is .*allowed"):
         DecodeSettings(**{name: value})
+
+
+def test_lookups_without_verification_are_refused_with_what_to_do():
+    for settings_of in (DecodeSettings, LiveValues):
+        with pytest.raises(MarsError, match="proposer is 'lookup'.*set verify to True"):
+            settings_of(proposer="lookup")
+        assert settings_of(proposer="lookup", verify=True).proposer == "lookup"
+        assert settings_of(proposer="both").proposer == "both"
+
+
+def test_verification_cannot_be_turned_off_under_lookups():
+    live = LiveSettings(LiveValues(proposer="lookup", verify=True))
+    with pytest.raises(MarsError, match="set verify to True"):
+        live.update(verify=False)
+    assert live.read().verify
+    assert live.update(verify=False, proposer="both") == LiveValues(proposer="both")
+
+
+def test_what_may_change_while_it_runs_is_handed_on_whole():
+    values = {"layout": "full", "max_drafts": 2, "proposer": "both", "last_mask": True, "verify": True}
+    assert DecodeSettings(**values).live_values() == LiveValues(**values)
 
 
 def test_an_unknown_option_is_an_error():
