@@ -11,10 +11,13 @@ Everything here that depends on transformers' cache interface (`Cache`, `CacheLa
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+logger = logging.getLogger(__name__)
 
 GROWTH = 256  # slots are allocated in multiples of this
 
@@ -27,12 +30,19 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 class _Aim:
-    """Where the next forward writes, shared by all layers."""
+    """The size of the cache, and where the next forward writes: what all layers share with it.
+
+    Layers that knew their cache would make a circle, which keeps the tensors of a cache that was let go until
+    the garbage collector comes.
+    """
 
     rows: slice | torch.Tensor = slice(0, 0)
     row_index: torch.Tensor | None = None
     slots: torch.Tensor | slice = slice(0, 0)
     num_slots: int = 0
+
+    def __init__(self, num_rows: int, capacity: int, allocate: Allocate) -> None:
+        self.num_rows, self.capacity, self.allocate = num_rows, capacity, allocate
 
 
 class CursorLayer(CacheLayerMixin):
@@ -40,9 +50,9 @@ class CursorLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, owner: CursorCache) -> None:
+    def __init__(self, aim: _Aim) -> None:
         super().__init__()
-        self.owner = owner
+        self.aim = aim
         self.keys: torch.Tensor
         self.values: torch.Tensor
 
@@ -54,9 +64,8 @@ class CursorLayer(CacheLayerMixin):
 
     def _allocate(self, like: torch.Tensor) -> torch.Tensor:
         _, heads, _, size = like.shape
-        owner = self.owner
-        shape = (owner.num_rows, heads, owner.capacity + 1, size)
-        return owner.allocate(shape, like.dtype, like.device)
+        shape = (self.aim.num_rows, heads, self.aim.capacity + 1, size)
+        return self.aim.allocate(shape, like.dtype, like.device)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -67,7 +76,7 @@ class CursorLayer(CacheLayerMixin):
         return self._write(self.keys, key_states), self._write(self.values, value_states)
 
     def _write(self, store: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        aim = self.owner.aim
+        aim = self.aim
         if isinstance(aim.slots, slice):
             store[aim.rows, :, aim.slots] = states
         else:
@@ -75,7 +84,7 @@ class CursorLayer(CacheLayerMixin):
         return store[aim.rows, :, : aim.num_slots]
 
     def resized(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Keys and values at the owner's new size, with what is there; None before the first forward."""
+        """Keys and values at the cache's new size, with what is there; None before the first forward."""
         if not self.is_initialized:
             return None
         return self._resized(self.keys), self._resized(self.values)
@@ -109,14 +118,14 @@ class CursorLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(slots that take part, offset of the first)."""
-        return self.owner.aim.num_slots, 0
+        return self.aim.num_slots, 0
 
     def get_seq_length(self) -> int:
         """Slots before the window; where rows differ the models must not ask, they get positions and mask."""
-        return self.owner.aim.num_slots
+        return self.aim.num_slots
 
     def get_max_length(self) -> int:
-        return self.owner.capacity
+        return self.aim.capacity
 
 
 class CursorCache(Cache):
@@ -129,12 +138,25 @@ class CursorCache(Cache):
     """
 
     def __init__(self, num_rows: int = 1, capacity: int = GROWTH, allocate: Allocate = zeros) -> None:
-        self.num_rows = num_rows
-        self.capacity = capacity
-        self.allocate = allocate
-        self.ceiling: int | None = None  # slots that no row will ever need more of, where that is known
-        self.aim = _Aim()
-        super().__init__(layer_class_to_replicate=lambda: CursorLayer(self))  # type: ignore[arg-type]
+        aim = self.aim = _Aim(num_rows, capacity, allocate)
+        # rows, and slots of each, that will never be needed more of, where that is known
+        self.ceiling: tuple[int, int] | None = None
+        super().__init__(layer_class_to_replicate=lambda: CursorLayer(aim))  # type: ignore[arg-type]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows there is room for."""
+        return self.aim.num_rows
+
+    @property
+    def capacity(self) -> int:
+        """Slots of each row."""
+        return self.aim.capacity
+
+    @property
+    def allocate(self) -> Allocate:
+        """What makes its tensors."""
+        return self.aim.allocate
 
     @property
     def scratch_slot(self) -> int:
@@ -149,30 +171,37 @@ class CursorCache(Cache):
         return sum(store.shape[1] * store.shape[3] * store.dtype.itemsize for store in stores)
 
     def reserve(self, num_rows: int, num_slots: int) -> None:
-        """Make room for this many rows and slots; what is cached stays."""
+        """Make room for this many rows and slots; what is cached stays, unless beyond the ceiling."""
         if num_rows <= self.num_rows and num_slots <= self.capacity:
             return
-        capacity = self.capacity
+        rows, capacity = max(self.num_rows, num_rows), self.capacity
         if num_slots > capacity:
             # half as much again, so that a growing row copies a bounded number of times
-            ahead = capacity * 3 // 2
-            capacity = _in_steps(max(num_slots, ahead if self.ceiling is None else min(ahead, self.ceiling)))
-        self._resize(max(self.num_rows, num_rows), capacity)
+            capacity = max(num_slots, capacity * 3 // 2)
+        if self.ceiling is not None:
+            # neither rows that were many nor one that was long make the other side's growth dearer
+            most_rows, most_slots = self.ceiling
+            rows, capacity = min(rows, max(num_rows, most_rows)), min(capacity, max(num_slots, most_slots))
+        self._resize(rows, in_steps(capacity))
 
     def shrink(self, num_rows: int, num_slots: int) -> None:
-        """Give memory back where this many rows and slots take less than a quarter of what there is."""
-        rows, slots = max(num_rows, 1), _in_steps(max(num_slots, 1))
-        if 4 * rows * slots <= self.num_rows * self.capacity:
+        """Give memory back where this many rows and slots take at most a quarter of what there is."""
+        rows, slots = max(num_rows, 1), in_steps(max(num_slots, 1))
+        if 4 * rows * slots > self.num_rows * self.capacity:
+            return
+        try:
             self._resize(rows, slots)
+        except Exception as error:  # old and new at once were too much: it stays as large as it is
+            logger.warning("The cache could not give memory back: %s", error)
 
     def _resize(self, num_rows: int, capacity: int) -> None:
         before = self.num_rows, self.capacity
-        self.num_rows, self.capacity = num_rows, capacity
+        self.aim.num_rows, self.aim.capacity = num_rows, capacity
         try:
             grown = [layer.resized() for layer in self.layers]  # type: ignore[union-attr]
         except Exception:
             # out of memory: what is cached stays as it was, for the rows that need no more
-            self.num_rows, self.capacity = before
+            self.aim.num_rows, self.aim.capacity = before
             raise
         for layer, tensors in zip(self.layers, grown, strict=True):
             if tensors is not None:
@@ -220,5 +249,6 @@ class CursorCache(Cache):
             layer.erase_row(row)  # type: ignore[union-attr]
 
 
-def _in_steps(num_slots: int) -> int:
+def in_steps(num_slots: int) -> int:
+    """The capacity that this many slots are given."""
     return -(-num_slots // GROWTH) * GROWTH

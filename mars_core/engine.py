@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import traceback
@@ -10,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from queue import Empty
+from typing import TypeVar
 
 import torch
 
@@ -21,21 +21,21 @@ from .errors import MarsError
 from .events import StepEvent
 from .forward import Forward
 from .loaded import LoadedModel
-from .memory import CacheBudget
+from .memory import CacheBudget, twice
 from .planner import Situation
 from .prefix import PrefixStore
 from .row import Request, Row, check_request
+from .settings import LiveValues
 from .text import Vocabulary
 from .window import RowWindow
 from .worker import Worker
-
-logger = logging.getLogger(__name__)
 
 # Prompt tokens fed in one forward. Bounds what a long prompt holds up (another row's next token, a stop).
 PREFILL_CHUNK = {"cpu": 256, "mps": 512, "cuda": 2048}
 MAX_ROWS = 64
 MAX_WAITING = 256
 _PREFIX_SHARE, _PREFIX_BYTES = 0.25, 1 << 30  # of the cache's budget, and at most
+_Result = TypeVar("_Result")
 
 
 class Engine:
@@ -55,6 +55,9 @@ class Engine:
             at most 1 GB, if None; 0 keeps nothing.
         max_rows: most requests in a forward; others wait.
         max_waiting: most requests that wait; others are refused.
+
+    Raises:
+        MarsError: `max_rows` is no number of rows, or the vocabulary is too large.
     """
 
     def __init__(
@@ -83,8 +86,10 @@ class Engine:
         self._costs: ForwardCosts | None = None
         self._suppressed = torch.tensor(loaded.suppressed_token_ids, dtype=torch.long, device=loaded.device)
         self._prefilled_last = False
-        self._lock = threading.Lock()
+        self._lock, self._worker_lock = threading.Lock(), threading.Lock()
         self._worker: Worker | None = None
+        if max_rows < 1:
+            raise MarsError(f"max_rows is {max_rows}; allowed is 1 or more.")
         if self.num_embeddings > MAX_VOCABULARY:
             raise MarsError(f"A vocabulary of more than {MAX_VOCABULARY} tokens is not supported.")
 
@@ -111,14 +116,16 @@ class Engine:
 
     def start_worker(self) -> None:
         """From now on one thread drives all requests, until `stop_worker`."""
-        if self._worker is None:
-            self._worker = Worker(self._step_of_worker, self._fail_all)
+        with self._worker_lock:
+            if self._worker is None:
+                self._worker = Worker(self._step_of_worker, self._fail_all)
 
     def stop_worker(self) -> None:
         """End the thread; requests still running fail with a `MarsError`."""
-        if self._worker is not None:
+        with self._worker_lock:
             worker, self._worker = self._worker, None
-            worker.stop()
+            if worker is not None:
+                worker.stop()
 
     def stream(self, request: Request) -> Generator[StepEvent, None, None]:
         """One event a forward, the last with a `finish_reason`.
@@ -138,11 +145,17 @@ class Engine:
                 f"cache takes up to {self.budget.bytes([row.most_slots]) >> 20} MB of the "
                 f"{self.budget.limit >> 20} there are. Shorten the prompt or ask for fewer tokens."
             )
-        if len(self.waiting) >= self.max_waiting:
-            raise MarsError(f"{len(self.waiting)} requests are waiting already. Try again in a moment.")
+        self._check_queue(row)
         return self._events_of(row)
 
+    def _check_queue(self, row: Row) -> None:
+        num_waiting, slots = len(self.waiting), [r.most_slots for r in (*self.rows, *self.waiting, row)]
+        at_once = len(slots) <= self.max_rows and self.budget.fits(slots)
+        if num_waiting >= self.max_waiting and not at_once:
+            raise MarsError(f"{num_waiting} requests are waiting already. Try again in a moment.")
+
     def _events_of(self, row: Row) -> Generator[StepEvent, None, None]:
+        self._check_queue(row)  # others may have come since the iterator was made
         self.waiting.append(row)
         try:
             while event := self._next_event(row):
@@ -159,8 +172,9 @@ class Engine:
                 return row.events.get_nowait()
             except Empty:
                 pass
-            if self._worker is not None:
-                self._worker.wake()
+            worker = self._worker  # another thread may be stopping it: that reaches this row as an event
+            if worker is not None:
+                worker.wake()
                 return row.events.get()
             with self._lock:
                 # the step of another thread, waited for here, may have brought the event
@@ -174,12 +188,15 @@ class Engine:
         thread that holds the lock.
         """
         row.abandoned = True
-        if self._lock.acquire(blocking=False):
+        while self._lock.acquire(blocking=False):
             try:
-                row.error = None  # its traceback leads back to this row: a circle that keeps both
                 self._remove_ended()
+                row.error = None  # its traceback leads back to this row: a circle that keeps both
             finally:
                 self._lock.release()
+            # who came in vain for the lock meanwhile has left its row to this thread
+            if not any(other.ended for other in (*self.rows, *self.waiting)):
+                return
 
     def _step_of_worker(self) -> bool:
         with self._lock:
@@ -187,10 +204,17 @@ class Engine:
             return bool(self.rows or self.waiting)
 
     def _fail_all(self, error: BaseException) -> None:
+        """Nothing here may fail itself: everybody waits for it. What is cached goes, whatever its state."""
         with self._lock:
-            for row in [*self.rows, *self.waiting]:
-                row.error = error
-            self._remove_ended()
+            rows = [*self.rows]
+            self.rows.clear()
+            while self.waiting:  # others may be appending
+                rows.append(self.waiting.popleft())
+            self.forward.forget()
+            for row in rows:
+                if not row.ended:
+                    row.error = error
+                row.events.put(None)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -209,9 +233,7 @@ class Engine:
         except Exception as error:
             # the rows of this forward end with it; the others, and the engine, go on
             for row in rows:
-                row.error = error
-            # the traceback would keep the failed forward's tensors for as long as anybody keeps the error
-            traceback.clear_frames(error.__traceback__)
+                row.error = row.error or error
         self._clean_up([row for row in rows if row.error is not None])
         self._remove_ended()
 
@@ -223,20 +245,19 @@ class Engine:
                 return
             row = self.waiting.popleft()
             self.rows.append(row)
-            self.cache.ceiling = max(slots)
-            self._reuse_prefix(row)
+            self._tell_ceiling()
+            row.num_cached = self.prefixes.restore(row.tokens, self.cache, len(self.rows) - 1)
 
-    def _reuse_prefix(self, row: Row) -> None:
-        place = len(self.rows) - 1
-        try:
-            row.num_cached = self.prefixes.restore(row.tokens, self.cache, place)
-        except Exception as error:  # no memory for it: the row starts from its first token
-            logger.warning("What is cached of a prompt could not be reused: %s", error)
+    def _tell_ceiling(self) -> None:
+        self.cache.ceiling = len(self.rows), max(row.most_slots for row in self.rows)
 
     def _clean_up(self, failed: Sequence[Row]) -> None:
         """Leave nothing of failed rows behind: no NaN, no cache of a size that there is no memory for."""
         if not failed:
             return
+        for error in filter(None, (row.error for row in failed)):
+            # its traceback would keep the failed forward's tensors for as long as anybody keeps the error
+            traceback.clear_frames(error.__traceback__)
         if any(row.num_cached for row in self.rows if row not in failed):
             for row in failed:
                 if self.rows.index(row) < self.cache.num_rows:
@@ -254,11 +275,8 @@ class Engine:
         return [min(prefilling, key=lambda row: row.started)] if self._prefilled_last else decoding
 
     def _forward_and_commit(self, rows: Sequence[Row], start: float) -> None:
-        lives = [row.live.read() for row in rows]
-        windows = [
-            row.next_window(live, self.prefill_chunk, Situation(self.costs, row.num_cached, len(rows)))
-            for row, live in zip(rows, lives, strict=True)
-        ]
+        lives = [self.budget.affordable(row, self.rows) for row in rows]
+        windows = [self._window(row, live, len(rows)) for row, live in zip(rows, lives, strict=True)]
         fed = self._make_room(rows, windows)
         if not fed:
             return
@@ -270,29 +288,43 @@ class Engine:
             except Exception as error:  # this row's alone, such as NaN from its prompt
                 row.error = error
 
+    def _window(self, row: Row, live: LiveValues, num_rows: int) -> RowWindow:
+        situation = Situation(self.costs, row.num_cached, num_rows)
+        try:
+            return row.next_window(live, self.prefill_chunk, situation)
+        except Exception as error:  # this row's alone, such as costs that could not be measured
+            row.error = error
+            return RowWindow((), row.num_cached)
+
     def _make_room(self, rows: Sequence[Row], windows: Sequence[RowWindow]) -> list[int]:
         """Which of the rows have their room in the cache now; the others have failed."""
         places = [self.rows.index(row) for row in rows]
+        # rows that joined and are not part of this forward get their room, or fail to, in their own
+        room = max(places) + 1, max(window.end for window in windows)
+        self._tell_ceiling()
         try:
-            # rows that joined and are not part of this forward get their room, or fail to, in their own
-            self.cache.reserve(max(places) + 1, max(window.end for window in windows))
+            self._twice(partial(self.cache.reserve, *room))
         except Exception as error:
             for row, place, window in zip(rows, places, windows, strict=True):
                 if place >= self.cache.num_rows or window.end > self.cache.capacity:
                     row.error = error
-            traceback.clear_frames(error.__traceback__)
         return [number for number, row in enumerate(rows) if row.error is None]
 
     def _predict(self, rows: Sequence[Row], windows: Sequence[RowWindow]) -> list[list[Prediction]]:
-        try:
+        generators = [row.sampler.generator for row in rows if row.sampler is not None]
+        states = [generator.get_state() for generator in generators]
+
+        def predict_once() -> list[list[Prediction]]:
+            # a try that failed may have drawn already
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
             return self._predict_once(rows, windows)
-        except torch.OutOfMemoryError:
-            if not self.prefixes.clear():
-                raise
-        logger.warning("Out of memory: forgot the cached prefixes, trying again.")
-        if self.loaded.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return self._predict_once(rows, windows)
+
+        return self._twice(predict_once)
+
+    def _twice(self, work: Callable[[], _Result]) -> _Result:
+        """Once more without the prefixes, if there is no memory for it with them."""
+        return twice(work, self.prefixes.clear, self.loaded.device)
 
     def _predict_once(self, rows: Sequence[Row], windows: Sequence[RowWindow]) -> list[list[Prediction]]:
         logits = self.forward.logits([self.rows.index(row) for row in rows], windows)
@@ -323,8 +355,12 @@ class Engine:
         place = self.rows.index(row)
         if row.error is None and row.num_cached and place < self.cache.num_rows:
             self.prefixes.keep(row.tokens[: row.num_cached], self.cache, place)
+            if row.in_prefill:  # nothing it computed was looked at yet: it may be NaN
+                self.cache.erase_row(place)
         last = self.rows.pop()
         if last is not row:
             self.rows[place] = last
             if last.num_cached:  # one that was never fed may have no place in the cache yet
                 self.cache.move_row(len(self.rows), place, last.num_cached)
+                if last.in_prefill:  # as above
+                    self.cache.erase_row(len(self.rows))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import psutil
 import torch
 
+from .cache import in_steps
 from .loaded import LoadedModel
+from .row import Row
+from .settings import LiveValues
+
+logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 # Half of what is free: while it grows, the cache has its old and its new tensors side by side.
 _SHARE = 0.5
@@ -19,7 +28,7 @@ def bytes_per_slot(loaded: LoadedModel) -> int | None:
     try:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return 2 * config.num_hidden_layers * heads * size * loaded.dtype.itemsize
+        return 2 * int(config.num_hidden_layers) * int(heads) * int(size) * loaded.dtype.itemsize
     except (AttributeError, TypeError):
         return None
 
@@ -33,6 +42,26 @@ def cache_budget(device: torch.device) -> int:
     else:
         free = psutil.virtual_memory().available
     return int(_SHARE * free)
+
+
+def twice(work: Callable[[], _Result], forget: Callable[[], bool], device: torch.device) -> _Result:
+    """Do this; if there is no memory for it, forget something and try again.
+
+    Args:
+        work: is whole again from its start.
+        forget: gives memory back; returns whether there was anything.
+        device: where.
+    """
+    try:
+        return work()
+    except (torch.OutOfMemoryError, MemoryError):
+        if not forget():
+            raise
+    # behind the except clause: the failed try's tensors are gone with its traceback
+    logger.warning("Out of memory: forgot the cached prefixes, trying again.")
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return work()
 
 
 class CacheBudget:
@@ -53,4 +82,22 @@ class CacheBudget:
 
     def bytes(self, num_slots: list[int]) -> int:
         """What these rows take at most; 0 where the model does not tell."""
-        return len(num_slots) * max(num_slots, default=0) * (self._slot or 0)
+        slots = in_steps(max(num_slots, default=0)) + 1  # and one for scratch
+        return len(num_slots) * slots * (self._slot or 0)
+
+    def affordable(self, row: Row, rows: Sequence[Row]) -> LiveValues:
+        """A row's live values. B turned up since the row was let in makes windows longer than was counted
+        with: then it is counted with from now on, or, without the room for it, stays as it was.
+
+        Args:
+            row: the row.
+            rows: all that share the cache, this one included.
+        """
+        live, counted = row.live.read(), row.settings
+        if live.block_size <= counted.block_size or not live.verify or live.layout == "linear":
+            return live  # any other window ends where the answer does
+        row.settings = replace(counted, block_size=live.block_size)
+        if self.fits([other.most_slots for other in rows]):
+            return live
+        row.settings = counted
+        return replace(live, block_size=counted.block_size)

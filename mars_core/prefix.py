@@ -8,12 +8,15 @@ length than the prompt's own would have been.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from .cache import CursorCache
+
+logger = logging.getLogger(__name__)
 
 MIN_TOKENS = 16  # shorter ones are computed anew in less than a forward
 
@@ -44,7 +47,16 @@ class PrefixStore:
         return sum(kept.num_bytes for kept in self._kept)
 
     def keep(self, tokens: Sequence[int], cache: CursorCache, place: int) -> None:
-        """Copy a row's slots, one for each of `tokens`; what was used longest ago makes room."""
+        """Copy a row's slots, one for each of `tokens`; what was used longest ago makes room.
+
+        Where there is no memory for a copy nothing is kept of them.
+        """
+        try:
+            self._keep(tokens, cache, place)
+        except Exception as error:
+            logger.warning("What is cached of a conversation could not be kept: %s", error)
+
+    def _keep(self, tokens: Sequence[int], cache: CursorCache, place: int) -> None:
         num_bytes = cache.bytes_per_slot * len(tokens)
         if len(tokens) < MIN_TOKENS or not 0 < num_bytes <= self.max_bytes:
             return
@@ -58,7 +70,17 @@ class PrefixStore:
         self._kept.append(_Kept(known, cache.read_row(place, len(known)), num_bytes))
 
     def restore(self, tokens: Sequence[int], cache: CursorCache, place: int) -> int:
-        """Write the longest kept prefix of `tokens`, short of the last, into a row; returns its length."""
+        """Write the longest kept prefix of `tokens`, short of the last, into a row; returns its length.
+
+        Where there is no memory for it nothing is reused.
+        """
+        try:
+            return self._restore(tokens, cache, place)
+        except Exception as error:
+            logger.warning("What is cached of a prompt could not be reused: %s", error)
+            return 0
+
+    def _restore(self, tokens: Sequence[int], cache: CursorCache, place: int) -> int:
         kept = max(self._kept, key=lambda kept: _common(kept.tokens, tokens), default=None)
         if kept is None or not cache.bytes_per_slot:  # nothing to take, or no layers yet to write to
             return 0
