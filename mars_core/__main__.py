@@ -1,4 +1,4 @@
-"""The command line: ``python -m mars_core generate | bench | train | distill``."""
+"""The command line: ``python -m mars_core generate | bench | train | distill | evaluate``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if __name__ == "__main__" and _at_start is not signal.SIG_IGN:
 
 from .bench.command import add_bench_command  # noqa: E402
 from .errors import MarsError  # noqa: E402
+from .evaluate.command import add_evaluate_command  # noqa: E402
 from .options import set_up_logging  # noqa: E402
 from .terminal import add_generate_command  # noqa: E402
 from .train.command import add_distill_command, add_train_command  # noqa: E402
@@ -30,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_bench_command(commands)
     add_train_command(commands)
     add_distill_command(commands)
+    add_evaluate_command(commands)
     return parser
 
 
