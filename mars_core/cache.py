@@ -207,21 +207,25 @@ class CursorCache(Cache):
             if tensors is not None:
                 layer.keys, layer.values = tensors  # type: ignore[union-attr]
 
-    def point(self, rows: Sequence[int], slots: torch.Tensor, num_slots: int) -> None:
+    def point(
+        self, rows: Sequence[int], slots: torch.Tensor, num_slots: int, first_slot: int | None = None
+    ) -> None:
         """Say where the next forward's keys and values go.
 
         Args:
             rows: cache row of each window row.
             slots: [R, W], slot of each window position.
             num_slots: how many leading slots the forward may attend to.
+            first_slot: of a lone row, where its window begins; so that it ends with `num_slots` if None.
         """
         aim = self.aim
         first, count, width = rows[0], len(rows), slots.shape[1]
         consecutive = list(rows) == list(range(first, first + count))
         aim.num_slots = num_slots
         if count == 1:
-            # a lone row has no padding: its slots are the last ones that take part
-            aim.rows, aim.slots = slice(first, first + 1), slice(num_slots - width, num_slots)
+            # a lone row has no padding: its slots follow one another
+            start = num_slots - width if first_slot is None else first_slot
+            aim.rows, aim.slots = slice(first, first + 1), slice(start, start + width)
             return
         index = torch.tensor(list(rows), device=slots.device)
         aim.rows = slice(first, first + count) if consecutive else index

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .cache import Allocate, CursorCache
+from .grouped import NAME, SLOT_STEP
 from .hugepages import HugeZeros
 from .loaded import LoadedModel
 from .masks import MaskKinds
@@ -24,7 +25,9 @@ class Forward:
     def __init__(self, loaded: LoadedModel, allocate: Allocate | None = None) -> None:
         self.loaded = loaded
         self.cache = CursorCache(allocate=allocate or HugeZeros())
-        self._masks = MaskKinds(loaded.model.config.get_text_config())
+        config = loaded.model.config.get_text_config()
+        self._masks = MaskKinds(config)
+        self._slot_step = SLOT_STEP if config._attn_implementation == NAME else 1
 
     def forget(self) -> None:
         """A new cache, as empty and small as at first."""
@@ -33,9 +36,12 @@ class Forward:
     def logits(self, places: Sequence[int], windows: Sequence[RowWindow]) -> torch.Tensor:
         """Feed each window to the cache row at its place; logits [R, K, V] of the last K columns, K the most
         that any row reads (at least 1). The cache must have the room (`CursorCache.reserve`)."""
-        window = build_window(windows, self.loaded.mask_token_id, self.cache.scratch_slot, self.loaded.device)
-        self.cache.point(places, window.slots, window.num_slots)
-        return self.loaded.model(
+        loaded = self.loaded
+        window = build_window(
+            windows, loaded.mask_token_id, self.cache.scratch_slot, loaded.device, self._slot_step
+        )
+        self.cache.point(places, window.slots, window.num_slots, windows[0].start)
+        return loaded.model(
             input_ids=window.input_ids,
             position_ids=window.position_ids,
             attention_mask=self._masks.of(window),

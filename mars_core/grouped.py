@@ -5,6 +5,11 @@ mask is given and a window has more than one position, which copies the whole ca
 every layer of every forward; for a single position it leaves the grouping to PyTorch, whose CPU kernel is
 four times slower at it. Here the query heads that share a key head stand one after another as queries of
 that head; the numbers are the same.
+
+In 16 bits a position's numbers should not depend on how many positions are fed with it: else a verified
+text parts from the one-token text wherever two tokens are nearly as likely. The kernels treat what is left
+over behind full blocks of queries and keys in other ways than the blocks, so nothing is left over: both are
+filled up. (Seen to be enough on x86 with torch 2.13.)
 """
 
 from __future__ import annotations
@@ -12,28 +17,38 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "sdpa_grouped"
+SLOT_STEP = 64  # keys in a forward, a multiple of this
+_QUERY_STEP = 4  # queries of a key head, likewise
 
 
 class _Masks:
-    """The mask of the forward under way, repeated for the query heads of a group: all layers share one."""
+    """The mask of the forward under way, as the kernel wants it: made once, for all layers."""
 
     def __init__(self) -> None:
         self._held: tuple[torch.Tensor, int, torch.Tensor] | None = None
 
-    def repeated(self, mask: torch.Tensor, groups: int) -> torch.Tensor:
-        """[R, 1, W, S] -> [R, 1, groups · W, S]."""
+    def additive(self, mask: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
+        """Boolean or additive [R, 1, W, S] -> additive [R, 1, groups · W, S], and queries that fill it
+        up, which see everything."""
         held = self._held
-        if held is None or held[0] is not mask or held[1] != groups:
-            rows, _, width, slots = mask.shape
-            repeated = mask[:, :, None].expand(rows, 1, groups, width, slots)
-            held = self._held = mask, groups, repeated.reshape(rows, 1, groups * width, slots)
+        if held is None or held[0] is not mask or held[1] != groups or held[2].dtype != dtype:
+            held = self._held = mask, groups, _additive(mask, groups, dtype)
         return held[2]
+
+
+def _additive(mask: torch.Tensor, groups: int, dtype: torch.dtype) -> torch.Tensor:
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+    mask = mask.to(dtype)
+    rows, _, width, slots = mask.shape
+    repeated = mask[:, :, None].expand(rows, 1, groups, width, slots).reshape(rows, 1, groups * width, slots)
+    return pad(repeated, (0, 0, 0, -groups * width % _QUERY_STEP))
 
 
 _masks = _Masks()
@@ -56,12 +71,15 @@ def grouped_attention(
     special = dropout or options.get("position_bias") is not None or options.get("softcap") is not None
     # without a mask several positions are meant to be causal
     no_window = width > 1 if attention_mask is None else attention_mask.shape[1] != 1
-    if groups == 1 or special or no_window:
+    if special or no_window:
         options |= {"dropout": dropout, "scaling": scaling}
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    folded = query.reshape(rows, heads // groups, groups * width, size)
-    mask = None if attention_mask is None else _masks.repeated(attention_mask, groups)
-    output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    queries = groups * width
+    folded = query.reshape(rows, heads // groups, queries, size)
+    if queries % _QUERY_STEP:
+        folded = pad(folded, (0, 0, 0, -queries % _QUERY_STEP))
+    mask = None if attention_mask is None else _masks.additive(attention_mask, groups, query.dtype)
+    output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)[:, :, :queries]
     return output.reshape(rows, heads, width, -1).transpose(1, 2).contiguous(), None
 
 

@@ -5,6 +5,9 @@ the weights at less than half the speed of memory; reordered once at load it rea
 position costs nearly what four cost. Layers that read the same input (query, key, value; gate, up) become
 one product. In bfloat16 the results are bit for bit the same, in float32 they differ by rounding.
 
+Where the kernel for a single position rounds otherwise than the one for several, a single one is fed twice: a
+verified text must not part from the one-token text wherever two tokens are nearly as likely.
+
 PyTorch has the two operations for its own compiler (`torch._inductor`, freezing), not as public API; they
 are used in this file only. Written against torch 2.13.
 """
@@ -22,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 # Names under which models of transformers keep layers that are called one after another on one input.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_TRIED_ROWS = 64
 _ROWS_HINT = 4  # the layout is chosen for about this many positions; seen to suit 1 to 256
 
 
@@ -35,9 +39,15 @@ class Packed:
         self.sizes = [layer.out_features for layer in layers]
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
         self._held: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
+        self._twice = _rounds_otherwise_alone(self, tuple(weight.shape), weight.dtype)
 
     def product(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., sum of sizes]."""
+        if self._twice and inputs.shape[:-1].numel() == 1:
+            return self._multiply(inputs.expand(2, *inputs.shape))[0]
+        return self._multiply(inputs)
+
+    def _multiply(self, inputs: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
 
     def part(self, inputs: torch.Tensor, number: int) -> torch.Tensor:
@@ -51,6 +61,20 @@ class Packed:
         if number == len(self.sizes) - 1:
             self._held = None
         return held[1][number]
+
+
+_known_to_round_otherwise: dict[tuple[tuple[int, ...], torch.dtype], bool] = {}
+
+
+def _rounds_otherwise_alone(packed: Packed, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Tried once for each shape: whether a position's product depends on there being another one."""
+    key = shape, dtype
+    if key not in _known_to_round_otherwise:
+        inputs = torch.randn(_TRIED_ROWS, shape[1], generator=torch.Generator().manual_seed(0)).to(dtype)
+        together = packed._multiply(inputs)
+        alone = torch.cat([packed._multiply(row[None]) for row in inputs])
+        _known_to_round_otherwise[key] = not torch.equal(together, alone)
+    return _known_to_round_otherwise[key]
 
 
 class PackedLinear(nn.Module):

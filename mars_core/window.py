@@ -71,7 +71,8 @@ class Window:
         line: [R, W], the last slot of the line that a column continues: it may attend up to there.
         group: [R, W], the first slot of its group: it may attend from there to itself. Padding sees slot
             0 alone (a row of the mask without a True is NaN on some devices).
-        num_slots: slots that take part: one past the last real position of any row.
+        num_slots: slots that take part: past the last real position of any row.
+        needs_mask: False where every position may attend to every slot that takes part.
         logits_to_keep: columns that are read; at least 1.
     """
 
@@ -81,12 +82,8 @@ class Window:
     line: torch.Tensor
     group: torch.Tensor
     num_slots: int
+    needs_mask: bool
     logits_to_keep: int
-
-    @property
-    def needs_mask(self) -> bool:
-        """False where every position may attend to every slot that takes part."""
-        return self.input_ids.shape != (1, 1)
 
     def attention_mask(self, sliding_window: int | None = None) -> torch.Tensor:
         """Boolean [R, 1, W, num_slots], True = may attend: the line a column continues, and its group.
@@ -105,9 +102,14 @@ class Window:
 
 
 def build_window(
-    rows: Sequence[RowWindow], mask_token_id: int, scratch_slot: int, device: torch.device
+    rows: Sequence[RowWindow],
+    mask_token_id: int,
+    scratch_slot: int,
+    device: torch.device,
+    slot_step: int = 1,
 ) -> Window:
-    """Lay the rows' windows side by side.
+    """Lay the rows' windows side by side. The slots that take part are a multiple of `slot_step`, where there
+    are so many before the scratch slot.
 
     Example, two rows, M = mask, · = padding::
 
@@ -129,12 +131,15 @@ def build_window(
         groups.append([scratch_slot + 1] * padding + [group for _, _, group in layout])
     columns = (torch.tensor(values, device=device) for values in (ids, positions, slots, lines, groups))
     input_ids, position_ids, slot_ids, line, group = columns
+    end = max(row.end for row in rows)
+    num_slots = min(-(-end // slot_step) * slot_step, scratch_slot)
     return Window(
         input_ids=input_ids,
         position_ids=position_ids,
         slots=slot_ids,
         line=line,
         group=group,
-        num_slots=max(row.end for row in rows),
+        num_slots=num_slots,
+        needs_mask=input_ids.shape != (1, 1) or num_slots > end,
         logits_to_keep=max(1, *(row.num_predictions for row in rows)) if rows else 1,
     )

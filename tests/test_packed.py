@@ -119,3 +119,24 @@ def test_load_model_packs_where_asked_and_says_so(tmp_path):
 
 def test_a_dtype_without_kernels_is_left_as_it_is():
     assert not can_pack(torch.float16)
+
+
+def test_a_single_position_that_rounds_otherwise_alone_is_fed_twice():
+    layer = nn.Linear(8, 4)
+    packed = Packed([layer])
+    fed = []
+    packed._multiply = lambda inputs: fed.append(inputs.shape) or layer(inputs)
+    for twice in (True, False):
+        packed._twice = twice
+        for shape in [(1, 1, 8), (1, 8), (1, 3, 8)]:
+            inputs = torch.randn(shape)
+            assert torch.equal(packed.product(inputs), layer(inputs))
+    assert fed == [(2, 1, 1, 8), (2, 1, 8), (1, 3, 8), (1, 1, 8), (1, 8), (1, 3, 8)]
+
+
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no bfloat16 kernels")
+def test_a_position_alone_and_among_others_has_the_same_product():
+    packed = Packed([nn.Linear(1536, 576, bias=False, dtype=torch.bfloat16)])
+    inputs = torch.randn(64, 1536).bfloat16()
+    alone = torch.cat([packed.product(row[None]) for row in inputs])
+    assert torch.equal(packed.product(inputs), alone)

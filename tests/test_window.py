@@ -89,3 +89,14 @@ def test_a_sliding_window_reaches_as_far_back_from_a_group_as_from_the_line():
     window = build(RowWindow([1], 10, drafts=[2], groups=[1, 1]))
     seen = [query.nonzero().flatten().tolist() for query in window.attention_mask(3)[0, 0]]
     assert seen == [[8, 9, 10], [9, 10, 11], [9, 10, 12], [10, 11, 13]]
+
+
+def test_slots_that_are_there_to_fill_up_are_seen_by_nobody():
+    rows = [RowWindow([7], 5, groups=[0])]
+    window = build_window(rows, MASK, SCRATCH, torch.device("cpu"), slot_step=8)
+    assert window.num_slots == 8 and window.needs_mask
+    assert window.attention_mask().tolist() == [[[[True] * 6 + [False] * 2]]]
+    full = build_window([RowWindow([7], 7, groups=[0])], MASK, SCRATCH, torch.device("cpu"), slot_step=8)
+    assert full.num_slots == 8 and not full.needs_mask
+    last = build_window([RowWindow([7], 254, groups=[0])], MASK, 255, torch.device("cpu"), slot_step=8)
+    assert last.num_slots == 255, "never past the last slot"
