@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -41,6 +42,10 @@ class Forward:
             windows, loaded.mask_token_id, self.cache.scratch_slot, loaded.device, self._slot_step
         )
         self.cache.point(places, window.slots, window.num_slots, windows[0].start)
+        options: dict[str, Any] = {}
+        if self._slot_step > 1:
+            ends = (-(-row.end // self._slot_step) * self._slot_step for row in windows)
+            options["row_ends"] = [min(end, window.num_slots) for end in ends]
         return loaded.model(
             input_ids=window.input_ids,
             position_ids=window.position_ids,
@@ -48,4 +53,5 @@ class Forward:
             cache=self.cache,
             use_cache=True,
             logits_to_keep=window.logits_to_keep,
+            **options,
         ).logits

@@ -14,6 +14,7 @@ filled up. (Seen to be enough on x86 with torch 2.13.)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "sdpa_grouped"
 SLOT_STEP = 64  # keys in a forward, a multiple of this
+_CALL_IN_KEYS = 192  # a call costs about as much as reading so many keys of one row
 _QUERY_STEP = 4  # queries of a key head, likewise
 
 
@@ -62,10 +64,16 @@ def grouped_attention(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    row_ends: Sequence[int] | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers' own sdpa attention returns: query [R, H, W, D], key and value [R, H / groups, S, D],
-    mask [R, 1, W, S] -> [R, W, H, D]. Whatever is not such a window is left to that one."""
+    mask [R, 1, W, S] -> [R, W, H, D]. Whatever is not such a window is left to that one.
+
+    Args:
+        row_ends: how many of the S keys each row may see at most, multiples of `SLOT_STEP`; where rows differ
+            much each gets a product of its own, so that short ones do not read as far as the longest.
+    """
     groups = getattr(module, "num_key_value_groups", 1)
     rows, heads, width, size = query.shape
     special = dropout or options.get("position_bias") is not None or options.get("softcap") is not None
@@ -79,8 +87,28 @@ def grouped_attention(
     if queries % _QUERY_STEP:
         folded = pad(folded, (0, 0, 0, -queries % _QUERY_STEP))
     mask = None if attention_mask is None else _masks.additive(attention_mask, groups, query.dtype)
-    output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)[:, :, :queries]
-    return output.reshape(rows, heads, width, -1).transpose(1, 2).contiguous(), None
+    if mask is not None and row_ends is not None and rows_apart(row_ends):
+        output = torch.cat(
+            [
+                scaled_dot_product_attention(*_row(row, end, folded, key, value, mask), scale=scaling)
+                for row, end in enumerate(row_ends)
+            ]
+        )
+    else:
+        output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    return output[:, :, :queries].reshape(rows, heads, width, -1).transpose(1, 2).contiguous(), None
+
+
+def rows_apart(row_ends: Sequence[int]) -> bool:
+    """True where what rows read for nothing together costs more than a call for each."""
+    return len(row_ends) * max(row_ends) - sum(row_ends) > _CALL_IN_KEYS * len(row_ends)
+
+
+def _row(
+    row: int, end: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    one = slice(row, row + 1)
+    return query[one], key[one, :, :end], value[one, :, :end], mask[one, :, :, :end]
 
 
 def use_grouped_attention(model: PreTrainedModel) -> bool:

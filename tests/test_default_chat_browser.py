@@ -7,12 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.dial import DRAFTS
 from mars_core import DecodeSettings, Request, chat_prompt_ids
 from mars_core.prompts import Message
 from tests.chat_page import ask, chat, served, trace_of, wait_answer
 
-VERIFY = {"verify": True, **DRAFTS}  # as the page starts
+VERIFY = {"verify": True}  # as the page starts
 pytestmark = [pytest.mark.browser, pytest.mark.model]
 
 

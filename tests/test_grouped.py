@@ -9,7 +9,13 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mars_core import DecodeSettings, Engine, Request
-from mars_core.grouped import NAME, grouped_attention, use_grouped_attention
+from mars_core.grouped import (
+    NAME,
+    SLOT_STEP,
+    grouped_attention,
+    rows_apart,
+    use_grouped_attention,
+)
 from tests.tiny import tiny_loaded, tiny_model
 
 KINDS = ("llama", "qwen2", "qwen3", "mistral", "gemma3")
@@ -71,3 +77,31 @@ def test_a_model_with_other_attention_is_left_alone():
     model = tiny_model(attn_implementation="eager")
     assert not use_grouped_attention(model)
     assert model.config._attn_implementation == "eager"
+
+
+def test_rows_of_very_different_lengths_say_what_they_say_alone():
+    plain, grouped = tiny_loaded(), tiny_loaded()
+    use_grouped_attention(grouped.model)
+    prompts = [[5, 60, 61], list(range(10, 250)) + [7] * 160, [9, 33, 5, 5]]
+    settings = DecodeSettings(threshold=1.0, verify=True, layout="full", max_new_tokens=16, ignore_eos=True)
+
+    def tokens(events) -> list[int]:
+        return [choice.id for event in events for choice in event.committed]
+
+    alone = [tokens(Engine(plain).stream(Request(prompt, settings))) for prompt in prompts]
+    engine = Engine(grouped)
+    streams = [engine.stream(Request(prompt, settings)) for prompt in prompts]
+    first = [next(stream) for stream in streams]
+    calls = []
+    original = grouped.model.forward
+
+    def watched(*args, **kwargs):
+        calls.append(kwargs["row_ends"])
+        return original(*args, **kwargs)
+
+    grouped.model.forward = watched
+    together = [tokens([event, *stream]) for event, stream in zip(first, streams, strict=True)]
+    assert together == alone
+    shared = [ends for ends in calls if len(ends) == 3]
+    assert shared and all(rows_apart(ends) for ends in shared), "each row by itself"
+    assert all(end % SLOT_STEP == 0 for ends in shared for end in ends)
