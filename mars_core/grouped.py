@@ -106,7 +106,7 @@ def rows_apart(row_ends: Sequence[int]) -> bool:
 
 def _row(
     row: int, end: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     one = slice(row, row + 1)
     return query[one], key[one, :, :end], value[one, :, :end], mask[one, :, :, :end]
 
