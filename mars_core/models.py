@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,11 +28,9 @@ from mars_core.devices import pick_device, pick_dtype, place
 from mars_core.errors import MarsError
 from mars_core.loaded import LoadedModel
 from mars_core.published import MarsFacts, Source
+from mars_core.special_tokens import choose_tokens
 
 logger = logging.getLogger(__name__)
-
-MASK_TOKEN = "<|mask|>"
-_END_OF_TEXT = re.compile(r"^(<\|?(end_?of_?text|endoftext|end▁of▁sentence|eos)\|?>|</s>)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -41,17 +38,6 @@ class _Parts:
     base: Source
     adapter: Source | None
     name: str
-    notices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    """The tokens that decoding treats apart, and where the mask token came from."""
-
-    mask: int
-    mask_origin: str
-    stop: frozenset[int]
-    suppressed: tuple[int, ...]
     notices: tuple[str, ...] = ()
 
 
@@ -93,13 +79,11 @@ def load_model(
     facts = _facts(parts)
     chosen_dtype, dtype_origin, dtype_notices = pick_dtype(dtype, chosen_device, config.get_text_config())
     model, attention, model_notices = _load_weights(parts, config, chosen_dtype)
-    tokens = _choose_tokens(tokenizer, model, facts, mask_token_id)
+    tokens = choose_tokens(tokenizer, model, facts, mask_token_id)
     size, size_origin, size_notices = published.choose_block_size(block_size, facts)
     context, context_notices = published.context_length(config)
-    notices = (*parts.notices, *dtype_notices, *model_notices, *tokens.notices, *size_notices)
-    notices += (*context_notices, *_tuning_notices(parts, facts))
-    for notice in notices:
-        logger.warning(notice)
+    of_sizes = (*size_notices, *context_notices, *_tuning_notices(parts, facts))
+    notices = _logged(*parts.notices, *dtype_notices, *model_notices, *tokens.notices, *of_sizes)
     placed, layout = place(model, chosen_device, packed)
     return LoadedModel(
         model=placed,
@@ -114,19 +98,33 @@ def load_model(
         mars_tuned=facts.mars_tuned,
         last_mask=facts.last_mask,
         name=parts.name,
-        origins={
-            "weights": parts.base.origin,
-            "tokenizer": f"the model's own, {parts.base.origin}",
-            "adapter": parts.adapter.origin if parts.adapter else "none",
-            "mask_token_id": tokens.mask_origin,
-            "block_size": size_origin,
-            "device": device_origin,
-            "dtype": dtype_origin,
-            "attention": attention,
-            "weights_layout": layout,
-        },
+        origins=_origins(
+            parts,
+            mask_token_id=tokens.mask_origin,
+            block_size=size_origin,
+            device=device_origin,
+            dtype=dtype_origin,
+            attention=attention,
+            weights_layout=layout,
+        ),
         notices=notices,
     )
+
+
+def _logged(*notices: str) -> tuple[str, ...]:
+    for notice in notices:
+        logger.warning(notice)
+    return notices
+
+
+def _origins(parts: _Parts, **others: str) -> dict[str, str]:
+    """Where each part of a `LoadedModel` came from; `others` are those that no file tells."""
+    return {
+        "weights": parts.base.origin,
+        "tokenizer": f"the model's own, {parts.base.origin}",
+        "adapter": parts.adapter.origin if parts.adapter else "none",
+        **others,
+    }
 
 
 def _resolve(name_or_path: str, adapter: str | None, base_from_hub: bool) -> _Parts:
@@ -294,87 +292,6 @@ def _load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     # errors", once, unless it believes to have done so.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
-
-
-def _choose_tokens(
-    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, facts: MarsFacts, asked: int | None
-) -> _Tokens:
-    rows = _embedding_rows(model)
-    stop = stop_tokens(tokenizer, model)
-    mask, origin, notices = _choose_mask(tokenizer, facts, asked, rows, stop)
-    if not 0 <= mask < rows:
-        raise MarsError(
-            f"mask_token_id is {mask} ({origin}); the model's embedding table has rows 0 to {rows - 1}."
-        )
-    if mask in stop:
-        raise MarsError(
-            f"mask_token_id is {mask} ({origin}), which ends a generation in this model. Give another one."
-        )
-    return _Tokens(mask, f"{mask}: {origin}", stop, suppressed_tokens(tokenizer, mask, stop, rows), notices)
-
-
-def _embedding_rows(model: PreTrainedModel) -> int:
-    embedding: Any = model.get_input_embeddings()
-    return embedding.weight.shape[0]
-
-
-def _choose_mask(
-    tokenizer: PreTrainedTokenizerBase, facts: MarsFacts, asked: int | None, rows: int, stop: frozenset[int]
-) -> tuple[int, str, tuple[str, ...]]:
-    """The mask token, where it came from, and notices. Adds one to the tokenizer where the table has room."""
-    if asked is not None:
-        return asked, "as given", ()
-    if facts.mask_token_id is not None or facts.mask_token is not None:
-        return *published.mask_of_file(tokenizer, facts), ()
-    vocabulary = tokenizer.get_vocab()
-    for token in (tokenizer.mask_token, MASK_TOKEN):
-        if token in vocabulary:
-            return vocabulary[token], f"{token} of the tokenizer", ()
-    if max(vocabulary.values()) + 1 < rows and len(tokenizer) < rows:
-        tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
-        return tokenizer.get_vocab()[MASK_TOKEN], f"{MASK_TOKEN}, added at a spare row of the table", ()
-    if unused := _unused_specials(tokenizer, stop):
-        text = tokenizer.convert_ids_to_tokens(unused[-1])
-        notice = f"This model has no mask token and no spare row; its unused token {text} stands in."
-        return unused[-1], f"{text}, a special token that a chat never uses", (notice,)
-    raise MarsError(
-        "This model has no mask token, no spare row in its embedding table and no unused special token. Give "
-        "mask_token_id: the id of a token that its answers never need."
-    )
-
-
-def stop_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> frozenset[int]:
-    """Ids that end a generation: end of turn, and end of text where it serves as padding."""
-    listed: Any = getattr(model.generation_config, "eos_token_id", None)
-    ids = set(listed if isinstance(listed, list) else [listed])
-    ids.add(tokenizer.eos_token_id)
-    if tokenizer.pad_token and _END_OF_TEXT.match(str(tokenizer.pad_token)):
-        ids.add(tokenizer.pad_token_id)
-    return frozenset(int(i) for i in ids if i is not None)
-
-
-def suppressed_tokens(
-    tokenizer: PreTrainedTokenizerBase, mask: int, stop: frozenset[int], rows: int
-) -> tuple[int, ...]:
-    """Ids that must never be committed, ascending: the mask token, rows that no token of the vocabulary
-    has, and special tokens that neither stop a generation nor stand in the chat template."""
-    nameless = set(range(rows)) - set(tokenizer.get_vocab().values())
-    unused = _unused_specials(tokenizer, stop)
-    return tuple(sorted(i for i in ({mask} | nameless | set(unused)) - stop if i < rows))
-
-
-def _unused_specials(tokenizer: PreTrainedTokenizerBase, stop: frozenset[int]) -> list[int]:
-    """Special tokens that no chat produces; none without a template, which would tell what chats use."""
-    template = _template_text(tokenizer)
-    if not template:
-        return []
-    added = tokenizer.added_tokens_decoder.items()
-    return sorted(i for i, t in added if t.special and i not in stop and t.content not in template)
-
-
-def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    template = tokenizer.chat_template
-    return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
 
 def _tuning_notices(parts: _Parts, facts: MarsFacts) -> tuple[str, ...]:
