@@ -73,20 +73,18 @@ def load_model(
         published.check_block_size(block_size, "as given")
     chosen_device, device_origin = pick_device(device)
     parts = _resolve(name_or_path, adapter, base_from_hub)
-    with _advice_on_a_damaged_copy(parts.base):
-        config = published.read_config(parts.base)
-        tokenizer = _load_tokenizer(parts.base)
+    config, tokenizer = _read(parts.base)
     facts = _facts(parts)
     chosen_dtype, dtype_origin, dtype_notices = pick_dtype(dtype, chosen_device, config.get_text_config())
-    model, attention, model_notices = _load_weights(parts, config, chosen_dtype)
+    loaded, attention, model_notices = _load_weights(parts, config, chosen_dtype)
+    model, layout = place(loaded, chosen_device, packed)
     tokens = choose_tokens(tokenizer, model, facts, mask_token_id)
     size, size_origin, size_notices = published.choose_block_size(block_size, facts)
     context, context_notices = published.context_length(config)
     of_sizes = (*size_notices, *context_notices, *_tuning_notices(parts, facts))
     notices = _logged(*parts.notices, *dtype_notices, *model_notices, *tokens.notices, *of_sizes)
-    placed, layout = place(model, chosen_device, packed)
     return LoadedModel(
-        model=placed,
+        model=model,
         tokenizer=tokenizer,
         mask_token_id=tokens.mask,
         block_size=size,
@@ -109,6 +107,11 @@ def load_model(
         ),
         notices=notices,
     )
+
+
+def _read(base: Source) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
+    with _advice_on_a_damaged_copy(base):
+        return published.read_config(base), _load_tokenizer(base)
 
 
 def _logged(*notices: str) -> tuple[str, ...]:
