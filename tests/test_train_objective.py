@@ -14,6 +14,8 @@ from transformers import CohereConfig, CohereForCausalLM, GraniteConfig, Granite
 
 from mars_core.errors import MarsError
 from mars_core.train.attention import attention_mask, block_mask, dense_mask
+from mars_core.train.by_document import NAME as BY_DOCUMENT
+from mars_core.train.by_document import use_attention_by_document
 from mars_core.train.examples import Run, block_starts
 from mars_core.train.inside import call_within, final_states, head_logits
 from mars_core.train.objective import (
@@ -107,7 +109,8 @@ def test_lean_equals_plain_in_losses_and_gradients(
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_lean_equals_plain_on_every_kind_of_model(kind: str, tied: bool) -> None:
+@pytest.mark.parametrize("by_document", [True, False])
+def test_lean_equals_plain_on_every_kind_of_model(kind: str, tied: bool, by_document: bool) -> None:
     sliding = {} if kind in ("llama", "qwen3") else {"sliding_window": 6}
     if kind == "qwen2":
         sliding |= {"use_sliding_window": True, "max_window_layers": 1}
@@ -118,6 +121,8 @@ def test_lean_equals_plain_on_every_kind_of_model(kind: str, tied: bool) -> None
     for stop in (False, True):
         chosen = settings(soft_weight=0.3, base_kl_weight=0.4, stop_clean_gradient=stop)
         model = tiny_model(kind=kind, tied=tied, **sliding).double()
+        if by_document:
+            use_attention_by_document(model)
         assert_plain_equals_lean(model, batch_of(CHATS, chosen), chosen, base)
 
 
@@ -230,11 +235,25 @@ def short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 @pytest.mark.parametrize("stop", [True, False])
-def test_padding_changes_nothing(short_rows: None, kind: str, stop: bool) -> None:
+@pytest.mark.parametrize("by_document", [True, False])
+def test_padding_changes_nothing(short_rows: None, kind: str, stop: bool, by_document: bool) -> None:
     chosen = settings(soft_weight=0.5, stop_clean_gradient=stop)
     batch = batch_of(CHATS, chosen)
     assert len(batch.input_ids) > 1 and (batch.columns.document == -1).any()
-    assert_plain_equals_lean(tiny_model(kind=kind).double(), batch, chosen)
+    model = tiny_model(kind=kind).double()
+    if by_document:
+        use_attention_by_document(model)
+    assert_plain_equals_lean(model, batch, chosen)
+
+
+def test_attention_by_document_is_what_runs_and_products_of_different_documents_are_never_made() -> None:
+    model, batch = tiny_model(), batch_of(CHATS, settings())
+    use_attention_by_document(model)
+    assert model.config._attn_implementation == BY_DOCUMENT
+    mask = attention_mask(model, batch.columns, batch.input_ids.shape[1])
+    products = sum(part.num_queries * part.num_keys for part in mask.parts.parts)
+    dense = dense_mask(batch.columns, batch.input_ids.shape[1])
+    assert int(dense.sum()) < products < dense.numel() / 2
 
 
 def test_what_stands_behind_the_last_answer_is_not_fed() -> None:

@@ -400,7 +400,7 @@ def test_live_saved_loaded_and_merged_give_the_same_logits_and_ties_hold(
     adapted, merged = load(chosen.out), load(Path(chosen.out) / "merged")
     plain: Any = AutoModelForCausalLM.from_pretrained(Path(chosen.out) / "merged")
     for model in (adapted.model, merged.model, plain):
-        torch.testing.assert_close(logits(model), live["logits"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(logits(model), live["logits"], atol=1e-5, rtol=1e-5)
         assert (model.lm_head.weight is model.model.embed_tokens.weight) == (base == "model")
     assert live["tied"] == (base == "model")
     base_model = load(files / base).model

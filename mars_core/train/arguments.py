@@ -69,7 +69,9 @@ class TrainSettings:
         "bf16 computes in bfloat16 and keeps what is trained in float32; auto is bf16 on a GPU that has it",
     )
     attention: Literal["auto", "sdpa", "flex_attention", "eager"] = option(
-        "auto", "model", "auto is flex_attention on CUDA, which skips what the mask forbids, else sdpa"
+        "auto",
+        "model",
+        "auto is flex_attention on CUDA, which skips what the mask forbids, else sdpa by document",
     )
 
     objective: Objective = option("mars", "objective", "ar is ordinary supervised fine-tuning (stage 1)")

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from ..errors import MarsError
-from .attention import PADDING, Columns
+from .columns import PADDING, Columns
 from .examples import Example, block_starts, runs
 from .losses import ObjectiveSettings
 
-# Columns in a row at which dense attention costs as much as all the rest of a small model (135M parameters;
-# in larger ones it costs less). Short rows need more padding, long ones more attention.
+# Columns in a row at which attention over all of it costs as much as all the rest of a small model (135M
+# parameters; in larger ones, and document by document, it costs less). Short rows need more padding, long
+# ones more attention.
 EVEN_LENGTH = 3000
 
 

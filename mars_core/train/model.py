@@ -18,6 +18,7 @@ from ..errors import MarsError
 from ..loaded import LoadedModel
 from ..models import load_model
 from .arguments import TrainSettings
+from .by_document import use_attention_by_document
 
 
 def use_bfloat16(settings: TrainSettings) -> bool:
@@ -53,9 +54,12 @@ def load_for_training(settings: TrainSettings) -> LoadedModel:
         raise MarsError(
             f"max_length is {settings.max_length}; the model's context holds {loaded.context_length} tokens."
         )
-    if settings.attention != "auto" or torch.cuda.is_available() and settings.device == "auto":
-        kind = "flex_attention" if settings.attention == "auto" else settings.attention
-        loaded.model.set_attn_implementation(kind)
+    if settings.attention != "auto":
+        loaded.model.set_attn_implementation(settings.attention)
+    elif torch.cuda.is_available() and settings.device == "auto":
+        loaded.model.set_attn_implementation("flex_attention")
+    else:
+        use_attention_by_document(loaded.model)
     return loaded
 
 
