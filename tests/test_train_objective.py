@@ -119,7 +119,7 @@ def test_lean_equals_plain_on_every_kind_of_model(kind: str, tied: bool, by_docu
     chosen = settings(soft_weight=0.3, base_kl_weight=0.4)
     base = frozen_base(tiny_model(kind=kind, seed=9, **sliding).double())
     for stop in (False, True):
-        chosen = settings(soft_weight=0.3, base_kl_weight=0.4, stop_clean_gradient=stop)
+        chosen = settings(soft_weight=0.3, base_kl_weight=0.4, stop_clean_gradient=stop, offset_decay=0.6)
         model = tiny_model(kind=kind, tied=tied, **sliding).double()
         if by_document:
             use_attention_by_document(model)
@@ -254,6 +254,16 @@ def test_attention_by_document_is_what_runs_and_products_of_different_documents_
     products = sum(part.num_queries * part.num_keys for part in mask.parts.parts)
     dense = dense_mask(batch.columns, batch.input_ids.shape[1])
     assert int(dense.sum()) < products < dense.numel() / 2
+
+
+def test_offset_decay_weighs_far_drafts_less_down_to_the_first_alone() -> None:
+    model, batch = tiny_model().double(), batch_of([answer(3, 9)], settings(phase="response"))
+    alike = lean_losses(model, batch, settings(phase="response"))
+    first = lean_losses(model, batch, settings(phase="response", offset_decay=0.0))
+    half = lean_losses(model, batch, settings(phase="response", offset_decay=0.5))
+    assert first.noisy < half.noisy < alike.noisy
+    weights = settings(offset_decay=0.5).weights_of(torch.tensor([1, 2, 3, 4]))
+    assert weights.tolist() == [1, 1, 0.5, 0.25]
 
 
 def test_what_stands_behind_the_last_answer_is_not_fed() -> None:

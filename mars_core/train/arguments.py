@@ -91,6 +91,12 @@ class TrainSettings:
         "0 to 1: how much of the noisy loss is the KL to the clean stream's own distribution",
         "W",
     )
+    offset_decay: float = option(
+        1.0,
+        "objective",
+        "0 to 1: a mask's loss at offset k weighs this to the power of k − 2; drafts far on matter less",
+        "D",
+    )
     base_kl_weight: float = option(
         0.0, "objective", "0 to 1: how much of the clean loss is the KL to the untrained model", "W"
     )
@@ -184,6 +190,7 @@ class TrainSettings:
             ar_weight=self.ar_weight,
             phase=self.phase,
             soft_weight=self.soft_weight,
+            offset_decay=self.offset_decay,
             base_kl_weight=self.base_kl_weight,
             stop_clean_gradient=self.stop_clean_gradient,
             mask_token_id=mask_token_id,

@@ -84,7 +84,9 @@ def held_out_sums(
 
 def evaluation_settings(settings: ObjectiveSettings) -> ObjectiveSettings:
     """The same blocks and masks, hard targets."""
-    return dataclasses.replace(settings, soft_weight=0.0, base_kl_weight=0.0, stop_clean_gradient=False)
+    return dataclasses.replace(
+        settings, soft_weight=0.0, offset_decay=1.0, base_kl_weight=0.0, stop_clean_gradient=False
+    )
 
 
 def tokens_per_forward(

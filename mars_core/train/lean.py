@@ -127,6 +127,7 @@ class _Chunks:
         chunk_rows: int | None,
     ) -> None:
         self.model, self.labels, self.settings = model, batch.labels, settings
+        self.weights = settings.weights_of(batch.offsets)
         vocabulary = causal_lm(model).config.get_text_config().vocab_size
         most = CHUNK_LOGITS.get(batch.labels.device.type, 2**25)
         self.chunk_rows = chunk_rows or max(1, most // vocabulary)
@@ -164,7 +165,7 @@ class _Chunks:
         log_noisy = log_softmax(head_logits(self.model, noisy), -1) if num_noisy else log_clean[:0]
         hard_clean = nll_loss(log_clean, labels, reduction="none")
         clean_loss = self._clean_loss(rows, log_clean, hard_clean)
-        noisy_loss = self._noisy_loss(log_noisy, log_clean, labels, hard_clean)
+        noisy_loss = self._noisy_loss(rows, log_noisy, log_clean, hard_clean)
         choice = log_noisy.argmax(-1)
         return _Sums(
             total=self.settings.weighted(noisy_loss, clean_loss),
@@ -183,23 +184,28 @@ class _Chunks:
         return (1 - weight) * hard.sum() + weight * _divergence(log_base, log_clean)
 
     def _noisy_loss(
-        self, log_noisy: torch.Tensor, log_clean: torch.Tensor, labels: torch.Tensor, hard_clean: torch.Tensor
+        self, rows: slice, log_noisy: torch.Tensor, log_clean: torch.Tensor, hard_clean: torch.Tensor
     ) -> torch.Tensor:
         if not self.settings.has_noisy_stream:
             return hard_clean.new_zeros(())
-        num_noisy, weight = len(log_noisy), self.settings.soft_weight
+        num_noisy, soft = len(log_noisy), self.settings.soft_weight
+        weights = self.weights[rows].to(log_noisy.dtype)
+        hard = nll_loss(log_noisy, self.labels[rows][:num_noisy], reduction="none")
         # An answer's first token is predicted by a token, no mask, whose noisy copy equals the clean one:
         # the same cross-entropy, and no divergence.
-        loss = hard_clean[num_noisy:].sum()
-        loss = loss + nll_loss(log_noisy, labels[:num_noisy], reduction="sum")
-        if not weight:
+        loss = hard_clean[num_noisy:].sum() + (weights * hard).sum()
+        if not soft:
             return loss
-        return (1 - weight) * loss + weight * _divergence(log_clean[:num_noisy].detach(), log_noisy)
+        return (1 - soft) * loss + soft * _divergence(log_clean[:num_noisy].detach(), log_noisy, weights)
 
 
-def _divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
-    """Σ KL(teacher ‖ student) over rows of log-probabilities [N, V]."""
-    return kl_div(student, teacher, reduction="sum", log_target=True)
+def _divergence(
+    teacher: torch.Tensor, student: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Σ KL(teacher ‖ student) over rows of log-probabilities [N, V], each by its weight [N]."""
+    if weights is None:
+        return kl_div(student, teacher, reduction="sum", log_target=True)
+    return (weights * kl_div(student, teacher, reduction="none", log_target=True).sum(-1)).sum()
 
 
 def _joined(chunks: list[_Sums]) -> tuple[torch.Tensor, ...]:

@@ -31,6 +31,9 @@ class ObjectiveSettings:
             multiples of B of the whole text, as published.
         soft_weight: 0 to 1, how much of the noisy stream's loss is KL(clean ‖ noisy) to the clean stream's
             own distribution; the rest is cross-entropy with the data.
+        offset_decay: 0 to 1, the weight of a mask's loss at offset k is offset_decay^(k − 2): what is drafted
+            further on counts only where all before it was right (as Medusa weighs its heads, arXiv
+            2401.10774); 1 weighs all alike, as published.
         base_kl_weight: 0 to 1, how much of the clean stream's loss is KL(base ‖ clean) to the model from
             before training; the rest is cross-entropy with the data. Above 0 it needs the base model.
         stop_clean_gradient: masks read the clean stream's keys and values without sending gradients back
@@ -47,6 +50,7 @@ class ObjectiveSettings:
     ar_weight: float = 1.0
     phase: Phase = "random"
     soft_weight: float = 0.0
+    offset_decay: float = 1.0
     base_kl_weight: float = 0.0
     stop_clean_gradient: bool = False
     mask_token_id: int
@@ -58,6 +62,7 @@ class ObjectiveSettings:
         _whole("mask_token_id", self.mask_token_id, 0, None)
         _real("ar_weight", self.ar_weight, math.inf)
         _real("soft_weight", self.soft_weight, 1)
+        _real("offset_decay", self.offset_decay, 1)
         _real("base_kl_weight", self.base_kl_weight, 1)
         if not isinstance(self.stop_clean_gradient, bool):
             raise MarsError(f"stop_clean_gradient is {self.stop_clean_gradient!r}; allowed is True or False.")
@@ -66,6 +71,10 @@ class ObjectiveSettings:
     def has_noisy_stream(self) -> bool:
         """False for ordinary supervised fine-tuning."""
         return self.objective == "mars"
+
+    def weights_of(self, offsets: torch.Tensor) -> torch.Tensor:
+        """Offsets [K], 1 or more → the weight of the loss there [K]."""
+        return self.offset_decay ** (offsets - 2).clamp(min=0).float()
 
     def weighted(self, noisy: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
         """What is minimised, of the two streams' losses."""

@@ -40,7 +40,9 @@ def plain_losses(
         of_base = None if base_logits is None else base_logits[places]
         clean = clean + _clean_loss(clean_logits[places], labels, of_base, settings)
         if settings.has_noisy_stream:
-            noisy = noisy + _noisy_loss(noisy_logits[places], clean_logits[places], labels, settings)
+            weights = settings.weights_of(_offsets(document)[places])
+            parts = _noisy_losses(noisy_logits[places], clean_logits[places], labels, settings)
+            noisy = noisy + (weights * parts).sum()
             counts += _counts(noisy_logits, clean_logits, document, settings.block_size)
     return Losses.of(noisy, clean, counts, settings, batch.num_labels, num_labels)
 
@@ -120,14 +122,20 @@ def _clean_loss(
     return (1 - settings.base_kl_weight) * hard + settings.base_kl_weight * soft
 
 
-def _noisy_loss(
+def _offsets(document: Document) -> torch.Tensor:
+    """[L], how far behind the last token it is sure of the noisy stream predicts: 1 where it is no mask."""
+    within = torch.arange(len(document.blocks), device=document.blocks.device) - document.blocks
+    return torch.where(document.response, within + 2, 1)
+
+
+def _noisy_losses(
     logits: torch.Tensor, clean_logits: torch.Tensor, labels: torch.Tensor, settings: ObjectiveSettings
 ) -> torch.Tensor:
-    """Sum over the labels [N] of the noisy stream's loss; the clean logits of the same place teach it."""
+    """The noisy stream's losses of the labels [N]; the clean logits of the same place teach it."""
     log_noisy = log_softmax(logits, -1)
-    hard = nll_loss(log_noisy, labels, reduction="sum")
+    hard = nll_loss(log_noisy, labels, reduction="none")
     teacher = log_softmax(clean_logits.detach(), -1)
-    soft = kl_div(log_noisy, teacher, reduction="sum", log_target=True)
+    soft = kl_div(log_noisy, teacher, reduction="none", log_target=True).sum(-1)
     return (1 - settings.soft_weight) * hard + settings.soft_weight * soft
 
 
