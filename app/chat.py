@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,6 +13,7 @@ import gradio as gr
 from mars_core import DecodeSettings, Engine, MarsError, Request, StepEvent, Trace, fit_prompt
 from mars_core.events import StatisticsCounter
 from mars_core.prompts import Message, is_blank
+from mars_core.traces import record
 
 from .baseline import OneTokenBaseline
 from .conversation import Conversation, conversation
@@ -21,11 +21,13 @@ from .dial import Dial, DialValues
 from .examples import EXAMPLES
 from .feed import Feed, messages
 from .figures import Figures
-from .honesty import honesty_line, model_facts
+from .honesty import honesty_line
 from .link import COPY_LINK_SCRIPT, LinkReader
 from .live import LiveRegistry, Running
 from .live_chart import LiveChart
 from .notices import info, warn
+from .run_charts import RunCharts
+from .share import ShareButtons
 from .token_view import TokenView
 
 logger = logging.getLogger(__name__)
@@ -34,14 +36,6 @@ Update = dict[Any, Any]
 STOP_WAIT_S = 10.0
 # what the link carried stands in the page from here on
 READY_SCRIPT = "() => { document.getElementById('thread').dataset.ready = 'yes'; }"
-DOWNLOAD_SCRIPT = """(trace) => {
-  if (!trace) return;
-  const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([trace], { type: 'application/json' }));
-  link.download = `mars-trace-${new Date().toISOString().slice(0, 19).replace(/:/g, '')}.json`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-}"""
 
 
 class ChatTab:
@@ -52,6 +46,7 @@ class ChatTab:
         self.note = honesty_line(engine.loaded, engine.measured)
         self.messages = gr.State([])
         self.trace = gr.State(None)
+        self.charts_due = gr.State(False)
         with gr.Row(elem_id="chat"):
             with gr.Column(scale=3, min_width=320, elem_id="thread"):
                 self._build_thread()
@@ -84,14 +79,14 @@ class ChatTab:
             self.undo = gr.Button("Undo", **small)
             self.clear = gr.Button("Clear", **small)
             self.copy_link = gr.Button("Copy link", elem_id="copy-link", **small)
-            self.download = gr.Button("Download trace", **small)
+            self.share = ShareButtons(**small)
+            self.replay = gr.Button("Step through it", elem_id="chat-replay", **small)
+        self.charts = RunCharts(elem_id="run-charts")
 
     def _build_dial(self) -> None:
         self.dial = Dial(self.engine.loaded, self.registry)
         self.figures = Figures(note=self.note, elem_id="figures")
         self.chart = LiveChart(elem_id="live-chart")
-        # holds a trace on its way to the browser's download, never shown
-        self.download_text = gr.Textbox(visible="hidden")
 
     # ---- events ----
 
@@ -106,6 +101,7 @@ class ChatTab:
                 self.figures,
                 self.chart,
                 self.trace,
+                self.charts_due,
             ],
             show_progress="hidden",
             trigger_mode="once",
@@ -121,6 +117,15 @@ class ChatTab:
         ]
         for button, example in zip(self.examples, EXAMPLES, strict=True):
             running.append(button.click(_ask(self._send, example.prompt), state, **run))
+        for answer in running:  # apart from it, so that the next question need not wait for charts
+            drawn = [self.charts_due, *self.charts.outputs]
+            answer.then(
+                self._draw_charts,
+                [self.charts_due, self.trace],
+                drawn,
+                show_progress="hidden",
+                api_visibility="private",
+            )
         self._connect_tools(running)
         self.dial.connect()
         loading: dict[str, Any] = dict(show_progress="hidden", api_visibility="private")
@@ -133,12 +138,11 @@ class ChatTab:
         # the flag first, so that the last figures get through; cancelling is for a run that hangs
         self.stop.click(self._stop, None, None, **quick).then(None, cancels=running)
         kept = [self.messages, self.conversation, self.box, self.view, self.figures, self.chart, self.trace]
+        kept += [self.charts_due, *self.charts.outputs]
         self.undo.click(self._undo, [self.messages], kept, **quick)
         self.clear.click(self._clear, None, kept, **quick)
         self.copy_link.click(None, [self.box, self.conversation, *self.dial.inputs], js=COPY_LINK_SCRIPT)
-        self.download.click(self._trace_text, self.trace, self.download_text, **quick).then(
-            None, self.download_text, js=DOWNLOAD_SCRIPT
-        )
+        self.share.connect(self.trace)
 
     def _send(self, request: gr.Request, text: str, history: list[Message], *dial: Any) -> Iterator[Update]:
         if is_blank(text):
@@ -213,7 +217,8 @@ class ChatTab:
             except Exception as error:  # whatever happened, the page must come back to rest
                 yield self._drawn(self._failed(error, prompt, feed, events))
             if not running.discarded:
-                yield self._at_rest(asked, feed) | {self.trace: self._trace_of(prompt, events)}
+                trace = record(self.engine.loaded, prompt.messages, prompt.ids, prompt.settings, events)
+                yield self._at_rest(asked, feed) | {self.trace: trace, self.charts_due: True}
 
     def _drawn(self, message: dict[str, Any]) -> Update:
         return {self.view: message, self.figures: message, self.chart: message}
@@ -229,15 +234,6 @@ class ChatTab:
         feed.push(last)
         events.append(last)
         return feed.final()
-
-    def _trace_of(self, prompt: Prompt, events: list[StepEvent]) -> Trace:
-        return Trace(
-            tuple(prompt.messages),
-            tuple(prompt.ids),
-            dataclasses.asdict(prompt.settings),
-            model_facts(self.engine.loaded),
-            tuple(events),
-        )
 
     def _at_rest(self, asked: list[Message], feed: Feed) -> Update:
         update: Update = {}
@@ -293,13 +289,16 @@ class ChatTab:
             self.figures: None,
             self.chart: None,
             self.trace: None,
+            self.charts_due: False,
+            **dict(zip(self.charts.outputs, self.charts.update(None), strict=True)),
         }
 
-    def _trace_text(self, trace: Trace | None) -> str:
-        if trace is None:
-            info("There is no answer to save yet.")
-            return ""
-        return json.dumps(trace.to_json(), ensure_ascii=False)
+    def _draw_charts(self, due: bool, trace: Trace | None) -> Update:
+        """The charts of a run that has just ended; once, however many listeners ask."""
+        if not due or trace is None:
+            return {self.charts_due: False}
+        drawn = self.charts.update(trace.events)
+        return {self.charts_due: False, **dict(zip(self.charts.outputs, drawn, strict=True))}
 
 
 @dataclasses.dataclass(frozen=True)

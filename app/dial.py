@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,26 +168,36 @@ class Dial:
         self.metric.input(self._turn_metric, self.metric, self.threshold, **live)
 
     def _turn_threshold(self, threshold: float, request: gr.Request) -> None:
-        self._turn(request, threshold=_number("threshold", threshold))
+        with _told():
+            self._turn(request, threshold=_number("threshold", threshold))
 
     def _turn_verify(self, verify: bool, request: gr.Request) -> None:
-        self._turn(request, verify=bool(verify))
+        with _told():
+            self._turn(request, verify=bool(verify))
 
     def _turn_block_size(self, block_size: int, request: gr.Request) -> None:
-        self._turn(request, block_size=round(_number("block size", block_size)))
+        with _told():
+            self._turn(request, block_size=round(_number("block size", block_size)))
 
     def _turn_metric(self, metric: Metric, request: gr.Request) -> Any:
         # another metric is another scale: τ goes to where that one starts, in the same step
         if metric not in SCALES:
             raise fault(f"There is no metric {metric!r}.")
-        self._turn(request, metric=metric, threshold=SCALES[metric].start)
+        with _told():
+            self._turn(request, metric=metric, threshold=SCALES[metric].start)
         return threshold_update(metric)
 
     def _turn(self, request: gr.Request, **changes: Any) -> None:
-        try:
-            self.registry.update(request.session_hash or "", **changes)
-        except MarsError as error:
-            raise fault(str(error)) from None
+        self.registry.update(request.session_hash or "", **changes)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What cannot be becomes a word to the visitor."""
+    try:
+        yield
+    except MarsError as error:
+        raise fault(str(error)) from None
 
 
 def threshold_update(metric: Metric, value: float | None = None) -> Any:

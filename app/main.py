@@ -1,4 +1,4 @@
-"""``python app.py``: read arguments, load a model, serve the page."""
+"""``python app.py``: read arguments, load a model, serve the page; without a model, one of recorded runs."""
 
 from __future__ import annotations
 
@@ -41,6 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--port", type=_port, metavar="PORT", help=f"port (default: the first free one from {FIRST_PORT})"
     )
     group.add_argument("--open", action="store_true", help="open the page in a browser")
+    group.add_argument(
+        "--replay-only", action="store_true", help="load no model: recorded runs and explanations only"
+    )
     return parser
 
 
@@ -59,17 +62,48 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: _leave())
     try:
         arguments.port = open_port(arguments.host, arguments.port)
-        print("Loading the model …", file=sys.stderr, flush=True)
-        loaded = load_from(arguments)
-        engine = Engine(loaded, costs=partial(known_costs, loaded))
-        engine.costs()
-        engine.start_worker()
-        print(f"Open {serve(engine, arguments)} in a browser. Ctrl-C ends.", file=sys.stderr, flush=True)
+        engine, trouble = find_engine(arguments)
+        address = serve(engine, arguments, trouble)
+        print(f"Open {address} in a browser. Ctrl-C ends.", file=sys.stderr, flush=True)
     except MarsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     threading.Event().wait()
     return 0
+
+
+def find_engine(arguments: argparse.Namespace) -> tuple[Engine | None, str]:
+    """The engine of the model that the options name, running; or None, and why where that was not asked for.
+
+    Where nothing about the model was asked for, a page of recorded runs is better than none.
+
+    Raises:
+        MarsError: where what was asked for cannot be had.
+    """
+    if arguments.replay_only and names_a_model(arguments):
+        raise MarsError("--replay-only loads no model: leave it out, or the options about the model.")
+    if arguments.replay_only:
+        return None, ""
+    print("Loading the model …", file=sys.stderr, flush=True)
+    try:
+        loaded = load_from(arguments)
+    except MarsError as error:
+        if names_a_model(arguments):
+            raise
+        print(f"error: {error}\nWithout a model, the page shows recorded runs.", file=sys.stderr, flush=True)
+        return None, f"The model could not be loaded, so this page shows recorded runs only. {error}"
+    engine = Engine(loaded, costs=partial(known_costs, loaded))
+    engine.costs()
+    engine.start_worker()
+    return engine, ""
+
+
+def names_a_model(arguments: argparse.Namespace) -> bool:
+    """True where an option about the model is not what it is by default."""
+    defaults = argparse.ArgumentParser()
+    add_model_options(defaults)
+    unnamed = vars(defaults.parse_args([])) | {"verbose": arguments.verbose}
+    return any(getattr(arguments, name) != value for name, value in unnamed.items())
 
 
 def open_port(host: str | None, port: int | None) -> int | None:
@@ -103,9 +137,14 @@ def _why_not_open(address: str, port: int | None, reason: int | None) -> str:
     )
 
 
-def serve(engine: Engine, arguments: argparse.Namespace) -> str:
-    """Launch the page; returns its address when it answers. Raises `MarsError` where the port is taken."""
-    demo = build_page(engine, LiveRegistry(), OneTokenBaseline())
+def serve(engine: Engine | None, arguments: argparse.Namespace, trouble: str = "") -> str:
+    """Launch the page; returns its address when it answers. Raises `MarsError` where the port is taken.
+
+    Args:
+        engine: None for a page of recorded runs.
+        trouble: why there is no engine, where one was wanted.
+    """
+    demo = build_page(engine, LiveRegistry(), OneTokenBaseline(), trouble)
     try:
         _, address, _ = demo.launch(
             server_name=arguments.host,

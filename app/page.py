@@ -2,41 +2,108 @@
 
 from __future__ import annotations
 
-import html
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from mars_core import Engine, LoadedModel
 
+from .about import AboutTab
 from .baseline import OneTokenBaseline
 from .chat import ChatTab
+from .compare import CompareTab
+from .compression import CompressedPage
+from .escaped import escaped
+from .explore import ExploreTab
 from .honesty import dtype_name
+from .kept import connect_kept
 from .live import LiveRegistry
+from .replay import ReplayTab
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 TITLE = "MARS: several tokens a forward"
+WHAT = (
+    "A language model writes one token (a word, or a piece of one) with each forward pass through its "
+    "network. This one writes several where it is sure: each box in an answer is one forward."
+)
 CACHE_LIFE_S = 3600
 QUEUE_SIZE = 64
 
 
-def build_page(engine: Engine, registry: LiveRegistry, baseline: OneTokenBaseline) -> gr.Blocks:
-    """The whole page for one loaded model."""
+def build_page(
+    engine: Engine | None, registry: LiveRegistry, baseline: OneTokenBaseline, trouble: str = ""
+) -> gr.Blocks:
+    """The whole page.
+
+    Args:
+        engine: of the loaded model; None for a page of recorded runs.
+        trouble: why there is no model, and what mends it, where one was wanted.
+    """
     with gr.Blocks(
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(CACHE_LIFE_S, CACHE_LIFE_S)
     ) as demo:
-        gr.HTML(_header(engine.loaded), elem_id="header", apply_default_css=False)
-        chat = ChatTab(engine, registry, baseline)
-        chat.connect(demo)
+        loaded = engine.loaded if engine else None
+        gr.HTML(_header(loaded, trouble), elem_id="header", apply_default_css=False)
+        with gr.Tabs(elem_id="tabs", overflow_behavior="wrap") as tabs:
+            written = _WrittenTabs(engine, registry, baseline) if engine else None
+            with _tab("Replay"):
+                replay = ReplayTab(engine, registry)
+            with _tab("About"):
+                about = AboutTab(loaded)
+        replay.connect(demo)
+        if written:
+            written.connect(demo)
+            _connect_replay(written.chat, replay, tabs)
+        about.connect(demo)
     demo.queue(max_size=QUEUE_SIZE, default_concurrency_limit=8)
     return demo
 
 
+class _WrittenTabs:
+    """The tabs that a model writes in, and what they give each other."""
+
+    def __init__(self, engine: Engine, registry: LiveRegistry, baseline: OneTokenBaseline) -> None:
+        self.registry = registry
+        with _tab("Chat"):
+            self.chat = ChatTab(engine, registry, baseline)
+        with _tab("Compare"):
+            self.compare = CompareTab(engine, registry, baseline)
+        with _tab("Explore"):
+            self.explore = ExploreTab(engine, registry)
+
+    def connect(self, demo: gr.Blocks) -> None:
+        """Wire everything up."""
+        for tab in (self.chat, self.compare, self.explore):
+            tab.connect(demo)
+        connect_kept(demo, self.chat.messages, self.chat.conversation, self.registry)
+        self.explore.connect_dial(self.chat.dial)
+        self.explore.use_run(self.chat.trace)
+
+
+def _connect_replay(chat: ChatTab, replay: ReplayTab, tabs: gr.Tabs) -> None:
+    """A button of the chat opens its last run in the Replay tab."""
+    quick: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
+    opened = chat.replay.click(replay.open_trace, chat.trace, replay.shown, **quick)
+    opened.then(lambda: gr.Tabs(selected="replay"), None, tabs, **quick)
+
+
+def _tab(name: str) -> gr.Tab:
+    """A tab that a link opens (``?tab=chat``, ``#chat``); what is in it is drawn when it is first opened."""
+    return gr.Tab(name, id=name.lower(), elem_id=f"tab-{name.lower()}")
+
+
 def launch_options() -> dict[str, Any]:
     """How the page wants to be launched, for `Blocks.launch`."""
-    # no part of the page takes a file
-    return {"theme": theme(), "head": head(), "footer_links": [], "max_file_size": 1}
+    return {
+        "theme": theme(),
+        "head": head(),
+        "footer_links": [],
+        "max_file_size": 1,  # what a visitor opens is read in the browser: no part of the page takes a file
+        "app_kwargs": {"middleware": [Middleware(CompressedPage)]},
+    }
 
 
 def theme() -> gr.themes.Base:
@@ -61,26 +128,18 @@ def head() -> str:
 
     Not through Gradio's `css`: it rewrites every selector, and breaks those with a comma in brackets.
     """
-    style, script = ((ASSETS / name).read_text("utf-8") for name in ("page.css", "page.js"))
-    return f"<style>{style}</style><script>{script}</script>"
+    style, tabs, script = ((ASSETS / name).read_text("utf-8") for name in ("page.css", "tabs.js", "page.js"))
+    return f"<style>{style}</style><script>{tabs}</script><script>{script}</script>"
 
 
-def _header(loaded: LoadedModel) -> str:
-    """Model and device, and what a person must know about them. Names come from outside: escaped."""
-    where = f"{loaded.device} · {dtype_name(loaded)}"
-    notices = "".join(f"<p>{_escape(notice)}</p>" for notice in loaded.notices)
+def _header(loaded: LoadedModel | None, trouble: str) -> str:
+    """What the page is; model and device, and what a person must know about them."""
+    notices: Sequence[str] = loaded.notices if loaded else [trouble] if trouble else []
+    where = f"{loaded.device} · {dtype_name(loaded)}" if loaded else "recorded runs only"
+    name = loaded.name if loaded else "No model"
+    shown = "".join(f"<p>{escaped(notice)}</p>" for notice in notices)
     return (
-        "<h1>MARS</h1><p class='what'>A language model that writes several tokens in one forward pass. "
-        "Each box in an answer is one forward; the more tokens in it, the fewer forwards the answer took. "
-        "<a href='https://arxiv.org/abs/2604.07023' target='_blank' rel='noopener'>Paper</a></p>"
-        f"<p class='model'><b>{_escape(loaded.name)}</b><span>{_escape(where)}</span></p>"
-        + (f"<div class='notices' role='note'>{notices}</div>" if notices else "")
+        f"<h1>MARS</h1><p class='what'>{WHAT}</p><a href='#about'>How it works</a>"
+        f"<p class='model'><b>{escaped(name)}</b><span>{escaped(where)}</span></p>"
+        + (f"<div class='notices' role='note'>{shown}</div>" if shown else "")
     )
-
-
-def _escape(text: str) -> str:
-    """Text as it is, through Gradio's template too: that reads ``${…}``, ``{{…}}`` and backticks."""
-    escaped = html.escape(text)
-    for character in "${}`\\":
-        escaped = escaped.replace(character, f"&#{ord(character)};")
-    return escaped

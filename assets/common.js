@@ -18,17 +18,32 @@ function installStyle({ name, text }) {
   document.head.appendChild(style);
 }
 
-/** Hand every message of the value to `apply` in order, all that came since the last frame at once. */
+/** Hand every message of the value to `apply` in order, all that came since the last time at once.
+ *
+ * Once a frame, and where drawing takes long not before as much time again has passed: half of the time is
+ * then left for the reader's hand, however long the text or slow the machine. */
 function follow(apply) {
   let queue = [];
+  let waiting = false;
   const flush = () => {
     const batch = queue;
     queue = [];
+    const began = performance.now();
     apply(batch);
+    // the task after this frame knows what the frame took, layout and paint included
+    setTimeout(() => setTimeout(rest, performance.now() - began));
+  };
+  const rest = () => {
+    waiting = false;
+    if (queue.length) request();
+  };
+  const request = () => {
+    waiting = true;
+    requestAnimationFrame(flush);
   };
   const take = () => {
     queue.push(props.value ? JSON.parse(props.value) : null);
-    if (queue.length === 1) requestAnimationFrame(flush);
+    if (!waiting) request();
   };
   watch("value", take);
   take();

@@ -1,6 +1,9 @@
 // The conversation: what the user typed as text, what the model wrote as rendered (and on the server
 // sanitised) Markdown. A message that has not changed keeps its element, so that selections survive.
 
+const KEPT = "mars-conversation"; // in this browser tab's own storage, until the tab is closed
+const MOST_KEPT = 300_000; // characters
+
 class Conversation {
   constructor(host) {
     this.host = host;
@@ -8,6 +11,7 @@ class Conversation {
     host.setAttribute("role", "log");
     host.setAttribute("aria-label", "Conversation");
     this.shown = [];
+    this.writing = make("p", "mars-writing", "Writing …");
   }
 
   apply(batch) {
@@ -25,7 +29,24 @@ class Conversation {
       this.shown[k] = { key, node };
     });
     this.shown.splice(messages.length).forEach(({ node }) => node.remove());
+    // stands where the answer's controls will, so that nothing jumps when they come
+    if (running) this.host.append(this.writing);
+    else this.writing.remove();
     this.tellPage(messages, running);
+    if (!running) this.keep(messages);
+  }
+
+  /** For a reload of the page. The empty conversation that every page begins with is not kept over another. */
+  keep(messages) {
+    if (!messages.length && !this.began) return;
+    this.began = true;
+    const text = JSON.stringify({ messages: messages.map(({ role, text }) => ({ role, text })) });
+    try {
+      if (messages.length && text.length <= MOST_KEPT) sessionStorage.setItem(KEPT, text);
+      else sessionStorage.removeItem(KEPT);
+    } catch {
+      // no storage, or it is full: a reload then begins anew
+    }
   }
 
   /** The page's style sheet shows and hides its parts by this. */
@@ -67,13 +88,13 @@ class Conversation {
     return [...this.host.querySelectorAll(".mars-user")].at(-1);
   }
 
-  /** Rendered or tokens; the page's style sheet does the rest. Keeps what was chosen before. */
+  /** Tokens, which the page is about, or rendered; its style sheet does the rest. A choice is kept. */
   viewSwitch() {
     const group = make("fieldset", "mars-shown-as");
     group.append(make("legend", "mars-hidden", "Show this answer as"));
     const thread = this.host.closest("#thread") ?? this.host;
-    thread.dataset.view ??= "rendered";
-    for (const view of ["Rendered", "Tokens"]) {
+    thread.dataset.view ??= "tokens";
+    for (const view of ["Tokens", "Rendered"]) {
       const label = group.appendChild(make("label", ""));
       const input = label.appendChild(make("input"));
       Object.assign(input, { type: "radio", name: "mars-shown-as", value: view.toLowerCase() });

@@ -18,7 +18,8 @@ class Figures {
     this.list = host.appendChild(make("dl", "mars-tiles"));
     this.values = new Map(FIGURES.map((figure) => [figure[0], this.addTile(...figure)]));
     this.progress = host.appendChild(make("p", "mars-progress"));
-    this.note = host.appendChild(make("p", "mars-note", props.note ?? ""));
+    this.note = host.appendChild(make("div", "mars-note"));
+    this.showNote(props.note ?? "");
     this.run = null;
     this.seq = -1;
   }
@@ -48,7 +49,18 @@ class Figures {
       if (key === "speedup") tile.hidden = value === null;
     }
     this.progress.textContent = progressWords(figures, message?.done);
-    this.note.textContent = figures.note || props.note || "";
+    this.showNote(figures.note || props.note || "");
+  }
+
+  /** Its first line, and the others behind it. What is open stays open. */
+  showNote(note) {
+    if (this.noteShown === note) return;
+    this.noteShown = note;
+    const [line, ...more] = note.split("\n");
+    if (!more.length) return (this.note.textContent = line);
+    const details = make("details", "");
+    details.append(make("summary", "", line), ...more.map((text) => make("p", "", text)));
+    this.note.replaceChildren(details);
   }
 }
 

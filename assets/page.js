@@ -1,7 +1,9 @@
-// For the whole page: keys (Esc stops an answer, the arrow keys turn τ while one is written), and scrolling
-// along with an answer for as long as the reader stays at its end.
+// For the whole page: keys (Esc stops what runs, the arrow keys turn τ while an answer is written), copy
+// buttons, and scrolling along with an answer for as long as the reader stays at its end.
 
 (() => {
+  const shows = (node) => Boolean(node?.offsetParent);
+  const chatShows = () => shows(document.getElementById("thread"));
   const running = () => document.getElementById("thread")?.dataset.state === "running";
   const fields = "input:not([type=range]), textarea, [contenteditable], [role=radio]";
   // in the empty message box there is nothing that arrow keys could move through
@@ -16,15 +18,36 @@
     slider.dispatchEvent(new Event("input", { bubbles: true }));
   }
 
+  /** The button that stops what runs in the tab that is open, where something does. */
+  const stopButton = () => [...document.querySelectorAll("#stop, #explore-stop, #replay-stop")].find(shows);
+
   document.addEventListener("keydown", (event) => {
-    if (!running() || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "Escape") {
-      document.getElementById("stop").click();
+      stopButton()?.click();
+    } else if (!running() || !chatShows()) {
+      return;
     } else if (event.key.startsWith("Arrow") && !typing(event.target) && !inTokens(event.target)) {
       if (event.target.type === "range") return; // turns itself
       const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowUp: 1, ArrowDown: -1 }[event.key];
       turn(event.shiftKey ? 5 * steps : steps);
       event.preventDefault();
+    }
+  });
+
+  // ---- copying ----
+
+  document.addEventListener("click", async ({ target }) => {
+    const button = target.closest?.(".mars-copy");
+    if (!button) return;
+    const source = button.parentElement.querySelector("pre");
+    const words = button.textContent;
+    try {
+      await navigator.clipboard.writeText(source.textContent);
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = words), 1500);
+    } catch {
+      getSelection().selectAllChildren(source); // the clipboard needs a secure page: the rest is one key
     }
   });
 
@@ -36,11 +59,12 @@
 
   function follow() {
     const hidden = endOfAnswer() - endOfRoom();
-    if (running() && following && hidden > 0) window.scrollBy(0, hidden);
+    if (running() && chatShows() && following && hidden > 0) window.scrollBy(0, hidden);
   }
 
   function watchThread() {
     const view = document.getElementById("token-view");
+    if (document.getElementById("tabs") && !document.getElementById("tab-chat")) return; // a page without a chat
     if (!view || !document.getElementById("composer")) return setTimeout(watchThread, 100);
     const observer = new ResizeObserver(follow);
     for (const part of [view, document.getElementById("conversation")]) observer.observe(part);

@@ -2,6 +2,8 @@
 
 const CARD_WIDTH = 304;
 const EDGE = 8;
+// What stays reachable while a card is open: Stop and the threshold.
+const BARS = "#composer, #tau-bar";
 
 class TokenCard {
   constructor(host) {
@@ -36,18 +38,20 @@ class TokenCard {
     this.node.classList.toggle("mars-pinned", pinned);
   }
 
-  /** Under the token, or over it where there is no room, inside the viewport. */
+  /** Under the token, over it, or under a bar: the first room that is large enough, else the largest. */
   place() {
     const token = this.anchor.getClientRects()[0] ?? this.anchor.getBoundingClientRect();
-    const { innerWidth, innerHeight } = window;
-    const width = Math.min(CARD_WIDTH, innerWidth - 2 * EDGE);
-    this.node.style.width = `${width}px`;
-    const height = this.node.offsetHeight;
-    const below = token.bottom + EDGE;
-    const top = below + height + EDGE <= innerHeight ? below : token.top - EDGE - height;
+    const width = Math.min(CARD_WIDTH, window.innerWidth - 2 * EDGE);
+    Object.assign(this.node.style, { width: `${width}px`, maxHeight: "" });
+    const needed = this.node.offsetHeight + 2 * EDGE;
+    const rooms = roomsAround(token);
+    const size = ([start, end]) => end - start;
+    const room = rooms.find((each) => size(each) >= needed) ?? rooms.reduce((a, b) => (size(b) > size(a) ? b : a));
+    const height = Math.min(needed, size(room)) - 2 * EDGE;
     const left = token.left + token.width / 2 - width / 2;
-    this.node.style.left = `${clamp(left, EDGE, innerWidth - width - EDGE)}px`;
-    this.node.style.top = `${clamp(top, EDGE, innerHeight - height - EDGE)}px`;
+    this.node.style.maxHeight = `${height}px`;
+    this.node.style.left = `${clamp(left, EDGE, window.innerWidth - width - EDGE)}px`;
+    this.node.style.top = `${room[1] <= token.top ? room[1] - EDGE - height : room[0] + EDGE}px`;
   }
 
   /** A moment's grace, so that the pointer can go over to the card. */
@@ -64,6 +68,17 @@ class TokenCard {
     this.setPinned(false);
     this.anchor = null;
   }
+}
+
+/** Where a card may stand, best first, as [top, bottom]: it covers neither its token nor a bar. */
+function roomsAround(token) {
+  const places = [...document.querySelectorAll(BARS)].map((bar) => bar.getBoundingClientRect());
+  const bars = places.filter((bar) => bar.height > 0 && bar.bottom > token.bottom && bar.top < innerHeight);
+  bars.sort((one, other) => one.top - other.top);
+  const starts = [token.bottom, ...bars.map((bar) => bar.bottom)];
+  const ends = [...bars.map((bar) => bar.top), innerHeight];
+  const [below, ...lower] = starts.map((start, k) => [Math.max(0, start), ends[k]]);
+  return [below, [0, Math.min(token.top, ends[0])], ...lower];
 }
 
 function clamp(value, low, high) {
@@ -102,6 +117,7 @@ function howWords(cell, forward, ghost) {
   if (ghost && forward.v !== undefined) return "A draft: not committed yet, the next forward checks it.";
   if (ghost) return "Not committed: the next forward predicts it again.";
   if (!cell.d) return `Autoregressive: no mask stood before it${drawn}.`;
+  if (cell.d === "chosen") return "Chosen by hand, to branch off the recording.";
   if (cell.d === "verified") return `Verified: drafted by forward ${forward.i}, confirmed by this one${drawn}.`;
   const masks = cell.o - 1 - (forward.v ?? 0);
   return `Accepted at τ = ${short(forward.t)}, behind ${masks} mask${masks === 1 ? "" : "s"}${drawn}.`;

@@ -12,6 +12,7 @@ class TokenView {
     this.host = host;
     host.classList.add("mars-view");
     host.dataset.state = "empty";
+    this.scrolls = (props.view_height ?? "none") !== "none";
     host.style.setProperty("--mars-height", props.view_height ?? "none");
     this.buildLegend();
     this.buildStage();
@@ -118,7 +119,8 @@ class TokenView {
     this.hint.textContent = reading ? "Reading the prompt …" : props.hint;
     this.host.classList.toggle("mars-reading", reading);
     if (this.text.cells[this.current]?.node.hasAttribute("tabindex") === false) this.moveTo(this.current);
-    if (this.stick) this.scroll.scrollTop = this.scroll.scrollHeight;
+    // a view that grows does not scroll, and asking would cost a layout
+    if (this.stick && this.scrolls) this.scroll.scrollTop = this.scroll.scrollHeight;
   }
 
   finish({ done }) {
@@ -142,9 +144,9 @@ class TokenView {
   }
 
   keepHeight(height) {
-    if (this.host.dataset.state !== "running" || height <= this.tallest) return;
-    this.tallest = height;
-    this.stage.style.minHeight = `${height}px`;
+    if (this.host.dataset.state !== "running") return;
+    if (height < this.tallest) this.stage.style.minHeight = `${this.tallest}px`;
+    else this.tallest = height;
   }
 
   // ---- pointer and keyboard ----

@@ -1,4 +1,4 @@
-"""The command line: ``python -m mars_core generate | bench | train | distill | evaluate``."""
+"""The command line: ``python -m mars_core generate | bench | sweep | train | distill | evaluate``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if __name__ == "__main__" and _at_start is not signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from .bench.command import add_bench_command  # noqa: E402
+from .bench.sweep.command import add_sweep_command  # noqa: E402
 from .errors import MarsError  # noqa: E402
 from .evaluate.command import add_evaluate_command  # noqa: E402
 from .options import set_up_logging  # noqa: E402
@@ -29,6 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_generate_command(commands)
     add_bench_command(commands)
+    add_sweep_command(commands)
     add_train_command(commands)
     add_distill_command(commands)
     add_evaluate_command(commands)

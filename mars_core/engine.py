@@ -6,7 +6,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from queue import Empty
 from typing import TypeVar
@@ -19,6 +20,7 @@ from .costs import ForwardCosts, measure_costs
 from .devices import synchronize
 from .errors import MarsError
 from .events import StepEvent
+from .fair_lock import FairLock
 from .forward import Forward
 from .loaded import LoadedModel
 from .memory import CacheBudget, twice
@@ -86,7 +88,7 @@ class Engine:
         self._costs: ForwardCosts | None = None
         self._suppressed = torch.tensor(loaded.suppressed_token_ids, dtype=torch.long, device=loaded.device)
         self._prefilled_last = False
-        self._lock, self._worker_lock = threading.Lock(), threading.Lock()
+        self._lock, self._worker_lock = FairLock(), threading.Lock()
         self._worker: Worker | None = None
         if max_rows < 1:
             raise MarsError(f"max_rows is {max_rows}; allowed is 1 or more.")
@@ -113,6 +115,12 @@ class Engine:
         if self._costs is None:
             self._costs = self._find_costs()
         return self._costs
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """No forward of this engine runs while the block does; it comes between two of them."""
+        with self._lock:
+            yield
 
     def start_worker(self) -> None:
         """From now on one thread drives all requests, until `stop_worker`."""

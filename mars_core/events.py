@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal
 
+from . import trace_checks as check
 from .errors import MarsError
-from .settings import METRICS, LiveValues, Metric
+from .settings import LiveValues, Metric
 
-Decided = Literal["ar", "accepted", "verified", "candidate"]
+Decided = Literal["ar", "accepted", "verified", "candidate", "chosen"]
 FinishReason = Literal["eos", "length", "stop", "cancelled", "error"]
 TRACE_FORMAT = "mars-trace"
-TRACE_VERSION = 1
-_LONGEST_SHOWN = 60
+TRACE_VERSION = 2
+TRACE_FIELDS = (
+    "format", "version", "recorded", "model", "settings", "prompt", "prompt_ids", "text", "statistics",
+    "events",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class TokenChoice:
         special: an end-of-sequence or other control token; it adds no text.
         decided: `ar` (offset 1: no mask before it), `accepted` (behind masks, surer than τ), `verified`
             (predicted behind masks by the forward before, confirmed by this one: as good as `ar`),
-            `candidate` (predicted and not committed; with verification it is the next forward's draft).
+            `candidate` (predicted and not committed; with verification it is the next forward's draft),
+            `chosen` (by a person, to branch off a recorded run; no forward of an engine has it).
         sampled: drawn at a temperature above 0 (False: the likeliest token).
         probability, margin, entropy: p of the token; p₁ − p₂; H(p) in nats; all in fp32, before any
             temperature, after never-committed tokens were ruled out.
@@ -148,71 +152,19 @@ class StepEvent:
     def from_json(cls, data: dict[str, Any]) -> StepEvent:
         """The inverse of `to_json`. Raises `MarsError` where the data is not such an event."""
         try:
-            fields = dict(data)
-            fields["committed"] = tuple(_choice(item) for item in fields["committed"])
-            fields["candidates"] = tuple(_choice(item) for item in fields["candidates"])
-            return _checked(cls(**fields))
-        except _DAMAGE as error:
+            fields = check.fields("an event", data)
+            for name in ("committed", "candidates"):
+                fields[name] = tuple(map(_choice, check.items(name, fields[name], check.MAX_ITEMS[name])))
+            return check.checked(cls(**fields))
+        except check.DAMAGE as error:
             raise MarsError(f"This is no event of a trace of version {TRACE_VERSION}: {error}.") from error
 
 
 def _choice(data: dict[str, Any]) -> TokenChoice:
-    fields = dict(data)
-    fields["alternatives"] = tuple(_checked(Alternative(**item)) for item in fields["alternatives"])
-    return _checked(TokenChoice(**fields))
-
-
-# What a field of each annotation may hold. Files come from anywhere: what is drawn must be what it claims.
-_KINDS: dict[str, tuple[Any, ...]] = {
-    "bool": (bool,),
-    "str": (str,),
-    "str | None": (str, type(None)),
-}
-_NAMES: dict[str, tuple[Any, ...]] = {
-    "Decided": get_args(Decided),
-    "Metric": METRICS,
-    "FinishReason | None": (*get_args(FinishReason), None),
-}
-_DAMAGE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
-_NEVER_NEGATIVE = {"probability", "seconds", "elapsed"}
-_LARGEST = 2**53  # up to here every whole number is exact in any program that reads JSON
-_Item = TypeVar("_Item", "StepEvent", TokenChoice, Alternative)
-
-
-def _checked(item: _Item) -> _Item:
-    for field in dataclasses.fields(item):
-        if not _is_right(field.name, str(field.type), getattr(item, field.name)):
-            raise ValueError(f"{field.name} is {_shown(getattr(item, field.name))}")
-    return item
-
-
-def _is_right(name: str, kind: str, value: Any) -> bool:
-    if kind in _NAMES:
-        return value in _NAMES[kind]
-    if kind == "int":
-        return _is_count(value)
-    if kind == "float":
-        return _is_figure(value) and not (name in _NEVER_NEGATIVE and value < 0)
-    return isinstance(value, _KINDS.get(kind, object))
-
-
-def _is_count(value: Any) -> bool:
-    """A whole number from 0; ``True`` is none, though Python says so."""
-    return type(value) is int and 0 <= value <= _LARGEST
-
-
-def _is_figure(value: Any) -> bool:
-    """A finite number; neither NaN nor infinity passes a comparison."""
-    return type(value) in (int, float) and abs(value) <= _LARGEST
-
-
-def _shown(value: Any) -> str:
-    """`value` for a message, cut where it is long; not all that JSON can hold has a text."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__} that is too large"
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} …"
+    fields = check.fields("a token", data)
+    best = check.items("alternatives", fields["alternatives"], check.MAX_ITEMS["alternatives"])
+    fields["alternatives"] = tuple(check.checked(Alternative(**item)) for item in best)
+    return check.checked(TokenChoice(**fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,14 +248,15 @@ def _ratio(numerator: float, denominator: float) -> float:
 
 @dataclass(frozen=True)
 class Trace:
-    """A whole generation, enough to draw the page again without a model.
+    """A whole generation, enough to draw the page again without a model, and to branch off it with one.
 
     Attributes:
         prompt: the messages, each ``{"role": …, "content": …}``.
         prompt_ids: what the model was fed.
         settings: the `DecodeSettings` it started with, as a dictionary.
         model: name, device, dtype and whatever else tells where the figures were taken.
-        events: one a forward.
+        events: one a forward, in order.
+        recorded: when, in UTC, such as ``2026-04-07T12:30:00Z``.
     """
 
     prompt: tuple[dict[str, str], ...]
@@ -311,6 +264,7 @@ class Trace:
     settings: dict[str, Any]
     model: dict[str, Any]
     events: tuple[StepEvent, ...]
+    recorded: str = dataclasses.field(default_factory=check.now)
 
     def text(self) -> str:
         """The answer."""
@@ -321,10 +275,11 @@ class Trace:
         return statistics(self.events, len(self.prompt_ids))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries and lists, with the format's name and version."""
+        """Plain dictionaries and lists, with the format's name and version (docs/trace.md)."""
         return {
             "format": TRACE_FORMAT,
             "version": TRACE_VERSION,
+            "recorded": self.recorded,
             "model": self.model,
             "settings": self.settings,
             "prompt": list(self.prompt),
@@ -336,43 +291,58 @@ class Trace:
 
     @classmethod
     def from_json(cls, data: Any) -> Trace:
-        """Read what `to_json` wrote. Raises `MarsError` for another format or version, or damage."""
+        """Read what `to_json` wrote. Raises `MarsError` for another format or version, or damage.
+
+        For what comes from a file use `traces.read_trace`, which bounds its size before it is parsed.
+        """
         if not isinstance(data, dict) or data.get("format") != TRACE_FORMAT:
             raise MarsError("This file is not a MARS trace.")
-        version = data.get("version")
-        if type(version) is not int or version != TRACE_VERSION:
-            raise MarsError(
-                f"This trace has version {_shown(version)}; this program reads version {TRACE_VERSION}."
-            )
+        _check_version(data.get("version"))
         try:
-            return cls(
-                prompt=tuple(_message(item) for item in data["prompt"]),
-                prompt_ids=tuple(_token_id(item) for item in data["prompt_ids"]),
-                settings=_facts("settings", data["settings"]),
-                model=_facts("model", data["model"]),
-                events=tuple(StepEvent.from_json(item) for item in data["events"]),
+            trace = cls(
+                prompt=tuple(map(check.message, check.items("prompt", data["prompt"], check.MAX_MESSAGES))),
+                prompt_ids=tuple(
+                    map(check.token_id, check.items("prompt_ids", data["prompt_ids"], check.MAX_PROMPT_IDS))
+                ),
+                settings=check.facts("settings", data["settings"]),
+                model=check.facts("model", data["model"]),
+                events=tuple(
+                    map(StepEvent.from_json, check.items("events", data["events"], check.MAX_EVENTS))
+                ),
+                recorded=check.time(data["recorded"]),
             )
-        except _DAMAGE as error:
+            _check_whole(trace, data)
+        except MarsError:
+            raise
+        except KeyError as error:
+            raise MarsError(f"This trace is damaged: {error} is missing.") from error
+        except check.DAMAGE as error:
             raise MarsError(f"This trace is damaged: {error}.") from error
+        return trace
 
 
-def _message(item: Any) -> dict[str, str]:
-    message = {key: item[key] for key in ("role", "content")}
-    for key, value in message.items():
-        if not isinstance(value, str):
-            raise ValueError(f"the {key} of a message is {_shown(value)}")
-    return message
+def _check_version(version: Any) -> None:
+    if type(version) is int and version == TRACE_VERSION:
+        return
+    older = type(version) is int and version < TRACE_VERSION
+    what_to_do = "Record the run again." if older else "Update this program to open it."
+    raise MarsError(
+        f"This trace has version {check.shown(version)}; this program reads version {TRACE_VERSION}. "
+        + what_to_do
+    )
 
 
-def _token_id(value: Any) -> int:
-    if not _is_count(value):
-        raise ValueError(f"a prompt id is {_shown(value)}")
-    return int(value)
-
-
-def _facts(name: str, value: Any) -> dict[str, Any]:
-    """A JSON object whose contents nobody checks further: it must be possible to write it again."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is {_shown(value)}")
-    json.dumps(value, allow_nan=False)
-    return dict(value)
+def _check_whole(trace: Trace, data: dict[str, Any]) -> None:
+    """What the parts say of each other. Raises one of `trace_checks.DAMAGE`."""
+    unknown = set(data) - set(TRACE_FIELDS)
+    if unknown:
+        raise ValueError(f"it has a field {check.shown(min(unknown))}, which version {TRACE_VERSION} has not")
+    for place, event in enumerate(trace.events):
+        if event.index != place:
+            raise ValueError(f"event {place} says that it is event {event.index}")
+        if event.finish_reason and place + 1 < len(trace.events):
+            raise ValueError(f"event {place} ends the run, and more follow")
+    if data.get("text", trace.text()) != trace.text():
+        raise ValueError("its text is not what its events say")
+    if "statistics" in data:
+        check.checked(Statistics(**data["statistics"]))

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, TextIO
 
 from .costs import known_costs
@@ -20,6 +21,7 @@ from .options import add_model_options, load_from
 from .prompts import chat_prompt_ids
 from .row import Request
 from .settings import LAYOUTS, METRICS, MODES, PROPOSERS, DecodeSettings, LiveSettings
+from .traces import record, save_trace
 
 # Two hues that stay apart for the colour-blind, on dark and light terminals; one-token forwards are plain.
 GROUP_COLOURS = ("\x1b[34m", "\x1b[33m")
@@ -39,6 +41,12 @@ def add_generate_command(commands: Any) -> None:
     _add_decoding_options(parser)
     add_model_options(parser)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="save every forward there, for the page's Replay tab",
+    )
     parser.set_defaults(run=run_generate)
 
 
@@ -99,19 +107,22 @@ def run_generate(arguments: argparse.Namespace) -> int:
     prompt_ids = _prompt_ids(loaded, prompt, arguments)
     live = LiveSettings(settings.live_values())
     counter = StatisticsCounter(len(prompt_ids))
-    pieces: list[str] = []
+    told: list[StepEvent] = []
     engine = Engine(loaded, costs=partial(known_costs, loaded))
     if settings.verify:
         engine.costs()  # now, not within the first forward, whose time is told
     events = engine.stream(Request(prompt_ids, settings, live))
     for event in _until_interrupted(events, live):
         counter.add(event)
-        pieces.append(event.text)
+        told.append(event)
         _show(event, sys.stdout)
     figures = counter.read()
     print()
+    if arguments.trace:
+        trace = record(loaded, _messages(prompt, arguments), prompt_ids, settings, told)
+        save_trace(trace, arguments.trace)
     if arguments.json:
-        print(json.dumps(_summary(loaded, settings, figures, "".join(pieces))))
+        print(json.dumps(_summary(loaded, settings, figures, "".join(event.text for event in told))))
     else:
         print(_figures_line(loaded, settings, figures))
     return 130 if figures.finish_reason == "cancelled" else 0
@@ -150,8 +161,12 @@ def _prompt_ids(loaded: LoadedModel, prompt: str, arguments: argparse.Namespace)
     assert loaded.tokenizer is not None
     if arguments.raw:
         return list(loaded.tokenizer(prompt)["input_ids"])
+    return chat_prompt_ids(loaded.tokenizer, _messages(prompt, arguments))
+
+
+def _messages(prompt: str, arguments: argparse.Namespace) -> list[dict[str, str]]:
     system = [{"role": "system", "content": arguments.system}] if arguments.system else []
-    return chat_prompt_ids(loaded.tokenizer, [*system, {"role": "user", "content": prompt}])
+    return [*system, {"role": "user", "content": prompt}]
 
 
 def _until_interrupted(events: Iterator[StepEvent], live: LiveSettings) -> Iterator[StepEvent]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import socket
 import subprocess
@@ -60,6 +61,47 @@ def test_an_address_of_another_machine_is_found_before_the_model_is_loaded(no_mo
     captured = capsys.readouterr()
     assert captured.err.startswith(f"error: {host} is not an address of this machine.")
     assert captured.err.count("\n") == 1
+
+
+def options(*given: str) -> argparse.Namespace:
+    return app_main.build_parser().parse_args(list(given))
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model can be had."""
+
+    def load(arguments: object) -> None:
+        raise MarsError("The weights are nowhere. Fetch them.")
+
+    monkeypatch.setattr(app_main, "load_from", load)
+    monkeypatch.setattr(app_main, "set_up_logging", lambda verbose: None)
+    monkeypatch.setattr(app_main.signal, "signal", lambda *_: None)
+
+
+def test_replay_only_loads_no_model(no_model):
+    assert app_main.find_engine(options("--replay-only")) == (None, "")
+
+
+@pytest.mark.parametrize("more", [["--model", "x"], ["--device", "cpu"], ["--adapter", "x"]])
+def test_replay_only_with_a_model_is_refused(no_model, capsys, more):
+    assert app_main.main(["--replay-only", *more]) == 2
+    assert "--replay-only loads no model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [[], ["--verbose"], ["--port", "0"]])
+def test_where_no_model_was_named_and_none_can_be_had_the_page_opens_and_says_so(no_weights, capsys, given):
+    engine, trouble = app_main.find_engine(options(*given))
+    assert engine is None
+    assert "could not be loaded" in trouble and trouble.endswith("The weights are nowhere. Fetch them.")
+    printed = capsys.readouterr().err
+    assert "error: The weights are nowhere. Fetch them." in printed and "recorded runs" in printed
+
+
+@pytest.mark.parametrize("given", [["--model", "x"], ["--device", "cuda"], ["--base-from-hub"]])
+def test_where_a_model_was_named_and_cannot_be_had_that_is_an_error(no_weights, capsys, given):
+    assert app_main.main(given) == 2
+    assert capsys.readouterr().err.endswith("error: The weights are nowhere. Fetch them.\n")
 
 
 def test_what_can_be_opened_stays_as_it_is_and_0_becomes_a_free_port(monkeypatch):

@@ -228,13 +228,41 @@ def test_tokens_and_rendered_take_turns(chromium, tiny):
     with chat(chromium, tiny, link={"max": 20}) as page:
         ask(page, "hello")
         wait_answer(page)
+        assert page.is_visible("#token-view")
+        assert page.is_hidden(".mars-last-answer .mars-body")
+        page.click(".mars-shown-as >> text=Rendered")
         assert page.is_visible(".mars-last-answer .mars-body")
         assert page.is_hidden("#token-view")
-        page.click(".mars-shown-as >> text=Tokens")
-        assert page.is_hidden(".mars-last-answer .mars-body")
-        assert page.is_visible("#token-view")
         page.keyboard.press("ArrowLeft")
+        assert page.is_visible("#token-view")
+
+
+def test_a_chosen_view_stays_for_the_next_answer(chromium, tiny):
+    with chat(chromium, tiny, link={"max": 20}) as page:
+        ask(page, "one")
+        wait_answer(page)
+        page.click(".mars-shown-as >> text=Rendered")
+        ask(page, "two")
+        page.wait_for_selector("#thread[data-state=answered][data-messages='4']")
         assert page.is_visible(".mars-last-answer .mars-body")
+
+
+def test_a_reload_keeps_the_conversation_and_clear_forgets_it(chromium, tiny):
+    with chat(chromium, tiny, link={"max": 12}) as page:
+        ask(page, "one")
+        answer = wait_answer(page).strip()
+        page.reload()
+        page.wait_for_selector("#thread[data-state=answered][data-ready]")
+        assert page.text_content(".mars-user .mars-body") == "one"
+        assert page.text_content(".mars-last-answer .mars-body").strip() == answer
+        ask(page, "two")
+        page.wait_for_selector("#thread[data-state=answered][data-messages='4']")
+        page.click("#tools >> text=Clear")
+        page.wait_for_selector("#thread[data-messages='0']")
+        page.reload()
+        page.wait_for_selector("#thread[data-ready]")
+        page.wait_for_timeout(500)
+        assert page.get_attribute("#thread", "data-messages") == "0"
 
 
 def test_a_copied_link_opens_ready_and_not_running(chromium, tiny):

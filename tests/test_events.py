@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from mars_core.errors import MarsError
-from mars_core.events import Alternative, FinishReason, StepEvent, TokenChoice, Trace, statistics
+from mars_core.events import (
+    TRACE_FIELDS,
+    Alternative,
+    FinishReason,
+    StepEvent,
+    TokenChoice,
+    Trace,
+    statistics,
+)
 from mars_core.settings import LiveValues
 
 
@@ -93,6 +101,7 @@ def test_a_trace_survives_json():
     data = json.loads(json.dumps(before.to_json(), allow_nan=False))
     after = Trace.from_json(data)
     assert after == before
+    assert tuple(data) == TRACE_FIELDS
     assert data["text"] == before.text() == "A" * 41
     assert data["statistics"]["tokens_per_s"] == pytest.approx(20.0)
 
@@ -104,13 +113,13 @@ def nested(depth: int) -> list[Any]:
     return inner
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, True, 10**5000, nested(100_000)], ids=range(7))
+@pytest.mark.parametrize("version", [0, 3, "2", None, True, 10**5000, nested(100_000)], ids=range(7))
 def test_another_version_is_refused_by_its_number(version):
     with pytest.raises(MarsError, match="version"):
         Trace.from_json(trace([]).to_json() | {"version": version})
 
 
-@pytest.mark.parametrize("data", [None, [], {}, "text", {"format": "other", "version": 1}])
+@pytest.mark.parametrize("data", [None, [], {}, "text", {"format": "other", "version": 2}])
 def test_what_is_no_trace_is_refused(data):
     with pytest.raises(MarsError, match="not a MARS trace"):
         Trace.from_json(data)
@@ -136,6 +145,25 @@ DAMAGE: list[tuple[str, Any]] = [
     ("prompt_ids", [10**5000]),
     ("prompt_ids", 7),
     ("events", nested(100_000)),
+    ("events", [run()[1].to_json()]),
+    ("events", [run()[0].to_json()] * 2),
+    ("events", [run()[0].to_json() | {"finish_reason": "eos"}, run()[1].to_json()]),
+    ("events", "text"),
+    ("events", [[[name, value] for name, value in run()[0].to_json().items()]]),
+    ("recorded", None),
+    ("recorded", "yesterday"),
+    ("recorded", "2026-13-01T00:00:00Z"),
+    ("recorded", "2026-04-07T12:30:00Z\n"),
+    ("text", "not what the events say"),
+    ("statistics", {}),
+    ("statistics", trace([]).to_json()["statistics"] | {"num_tokens": -1}),
+    ("surprise", 1),
+    ("model", {"a": {"b": 1}}),
+    ("model", {str(n): n for n in range(65)}),
+    ("model", {"name": "\ud800"}),
+    ("prompt", [{"role": "user", "content": "\udfff"}]),
+    ("prompt", [{"role": "user", "content": "", "more": ""}]),
+    ("prompt", {"role": "user"}),
 ]
 
 
@@ -154,6 +182,9 @@ EVENT_DAMAGE: list[tuple[str, Any]] = [
     ("finish_reason", ["eos"]),
     ("committed", 7),
     ("committed", [None]),
+    ("committed", {}),
+    ("candidates", ""),
+    ("committed", [[["id", 1]]]),
     ("prefill", "no"),
     ("unknown", 1),
     ("seconds", 10**400),
@@ -167,6 +198,11 @@ EVENT_DAMAGE: list[tuple[str, Any]] = [
     ("block_size", -4),
     ("text", nested(100_000)),
     ("metric", nested(100_000)),
+    ("text", "a" * 20_001),
+    ("text", "\ud83d"),
+    ("error", "a" * 2001),
+    ("threshold", -0.1),
+    ("committed", [run()[3].to_json()["committed"][0]] * 1025),
 ]
 
 
@@ -176,15 +212,34 @@ def test_an_event_that_is_not_what_it_claims_is_refused(name, value):
         StepEvent.from_json(run()[3].to_json() | {name: value})
 
 
+@pytest.mark.parametrize("name", [name for name in TRACE_FIELDS if name not in ("text", "statistics")])
+def test_a_trace_without_one_of_its_fields_is_refused(name):
+    data = trace(run()).to_json()
+    del data[name]
+    with pytest.raises(MarsError, match="not a MARS trace" if name == "format" else name):
+        Trace.from_json(data)
+
+
+def test_an_older_trace_is_to_be_recorded_again_and_a_newer_one_needs_a_newer_program():
+    for version, advice in [(1, "Record the run again"), (3, "Update this program")]:
+        with pytest.raises(MarsError, match=f"version {version}.* reads version 2.*{advice}"):
+            Trace.from_json(trace([]).to_json() | {"version": version})
+
+
 def test_a_token_that_is_not_what_it_claims_is_refused():
     for name, value in [
         ("label", 5),
         ("decided", "guessed"),
         ("alternatives", [{"id": 1}]),
+        ("alternatives", {}),
+        ("alternatives", None),
+        ("alternatives", [{"id": 1, "label": "", "probability": 0.5}] * 33),
         ("margin", None),
         ("id", -1),
         ("id", True),
         ("probability", -0.5),
+        ("probability", 1.1),
+        ("label", "a" * 1001),
         ("alternatives", [{"id": 1, "label": "", "probability": -0.5}]),
     ]:
         data = run()[3].to_json()

@@ -32,14 +32,14 @@ def read_prompts(path: Path) -> list[Prompt]:
     except UnicodeDecodeError as error:
         raise MarsError(f"{path} is not UTF-8 text: {error}.") from error
     prompts = [
-        _prompt_of(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()
+        prompt_of(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()
     ]
     if not prompts:
         raise MarsError(f"{path} holds no prompts.")
     return prompts
 
 
-def _prompt_of(line: str, where: str) -> Prompt:
+def prompt_of(line: str, where: str) -> Prompt:
     try:
         data = json.loads(line)
         text = data["turns"][0] if "turns" in data else data["prompt"]

@@ -1,0 +1,166 @@
+"""What came of a sweep: the chart, the table, files to save, estimates; and the setting that was clicked."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gradio as gr
+
+from mars_core import LiveValues, MarsError
+from mars_core.bench.sweep.result import SweepResult
+
+from .explore_charts import pareto
+from .explore_estimate import Estimates
+from .explore_paper import source_line
+from .explore_view import SweepTable, table
+from .notices import info
+from .run_charts import chart_style, plot_value
+
+X_LABELS = {"Tokens a forward": "tokens_per_forward", "Measured speed-up": "speedup"}
+Y_LABELS = {
+    "Agreement with AR's text": "agreement",
+    "Tokens AR would choose": "ar_choices",
+    "Likelihood under AR": "log_likelihood",
+}
+HINT = "Up and to the right is better. Click a point to set its τ in Chat."
+_CHOICE = ("threshold", "metric", "block_size", "verify")
+SAVE_SCRIPT = """(text) => {
+  if (!text) return;
+  const link = document.createElement('a');
+  link.href = URL.createObjectURL(new Blob([text], { type: 'TYPE' }));
+  link.download = `mars-sweep-${new Date().toISOString().slice(0, 19).replace(/:/g, '')}.SUFFIX`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}"""
+
+
+class SweepResults:
+    """The components, in the page where it is made; `outputs` are what `update` gives values for.
+
+    Attributes:
+        result: the state with the `SweepResult`.
+        chosen: see `ExploreTab.chosen_threshold`.
+    """
+
+    def __init__(self) -> None:
+        self.result: gr.State = gr.State(None)
+        self.chosen: gr.State = gr.State(None)
+        chart_style()
+        with gr.Column(visible=False, elem_id="explore-charts") as self.charts:
+            with gr.Row():
+                small: dict[str, Any] = dict(min_width=220, filterable=False)
+                self.y = gr.Dropdown(list(Y_LABELS), label="Up", elem_id="explore-up", **small)
+                self.x = gr.Dropdown(list(X_LABELS), label="Across", elem_id="explore-across", **small)
+            self.pareto = gr.Plot(show_label=False, container=False, elem_id="explore-pareto")
+            gr.HTML(f"<p class='explore-note'>{HINT}</p>", apply_default_css=False)
+            self.paper = gr.Checkbox(
+                False, label="Lay the paper's figures over (other models)", elem_id="explore-paper"
+            )
+            self.source = gr.HTML(
+                f"<p class='explore-note'>{source_line()}</p>", visible=False, apply_default_css=False
+            )
+        self.table = SweepTable(elem_id="explore-table")
+        with gr.Row(visible=False) as self.saving:
+            self.save_csv = gr.Button("Table as CSV", size="sm", elem_id="explore-csv")
+            self.save_json = gr.Button("Everything as JSON", size="sm", elem_id="explore-json")
+        self.estimates = Estimates()
+        # hold a file on its way to the browser's download, never shown
+        self.csv_text, self.json_text = gr.Textbox(visible="hidden"), gr.Textbox(visible="hidden")
+        # a new value here draws the charts anew, with what they are set to at that moment
+        self.drawn_at = gr.Textbox(visible="hidden")
+
+    @property
+    def outputs(self) -> list[Any]:
+        return [self.table, self.result, self.drawn_at]
+
+    def update(self, result: SweepResult, *, charts: bool) -> dict[Any, Any]:
+        """Values of `outputs`.
+
+        Args:
+            charts: draw them too; each is made anew then.
+        """
+        found: dict[Any, Any] = {self.table: table(result), self.result: result}
+        return found | (self._redrawn() if charts else {})
+
+    def cleared(self) -> dict[Any, Any]:
+        """Values of `outputs` as a new sweep begins."""
+        return {self.table: None, self.result: None, **self._redrawn()}
+
+    def _redrawn(self) -> dict[Any, Any]:
+        return {self.drawn_at: str(time.time())}
+
+    def connect(self, quick: dict[str, Any], talks: dict[str, Any]) -> None:
+        """Let axes, table, points and buttons act.
+
+        Args:
+            quick, talks: options of listeners, and of those that may show a toast.
+        """
+        view: list[Any] = [self.x, self.y, self.paper]
+        part: Any
+        for part in view:
+            part.input(_draw_pareto, [self.result, *view], [self.pareto, self.source], **quick)
+        drawn = [self.charts, self.pareto, self.source, self.saving, *self.estimates.outputs]
+        inputs = [self.result, *view, self.estimates.run_of]
+        self.drawn_at.change(self._draw, inputs, drawn, **quick)
+        self.table.select(_choose, self.chosen, self.chosen, **talks)
+        self._connect_saving(self.save_csv, _csv, self.csv_text, ("text/csv", "csv"), talks)
+        self._connect_saving(self.save_json, _json, self.json_text, ("application/json", "json"), talks)
+        self.estimates.connect(self.result, quick)
+
+    def _draw(self, result: SweepResult | None, x: str, y: str, paper: bool, run_of: str | None) -> list[Any]:
+        if result is None or not result.answers:
+            hidden = gr.update(visible=False)
+            return [hidden, None, hidden, hidden, *self.estimates.hidden()]
+        shown = gr.update(visible=True)
+        return [shown, *_draw_pareto(result, x, y, paper), shown, *self.estimates.update(result, run_of)]
+
+    def _connect_saving(
+        self,
+        button: gr.Button,
+        write: Callable[[SweepResult | None], str],
+        text: gr.Textbox,
+        kind: tuple[str, str],
+        talks: dict[str, Any],
+    ) -> None:
+        script = SAVE_SCRIPT.replace("TYPE", kind[0]).replace("SUFFIX", kind[1])
+        button.click(write, self.result, text, **talks).then(None, text, js=script)
+
+
+def _draw_pareto(result: SweepResult | None, x: str, y: str, with_paper: bool) -> list[Any]:
+    """The chart, and whether the paper's source is shown under it."""
+    across, up = X_LABELS.get(x, "tokens_per_forward"), Y_LABELS.get(y, "agreement")
+    figure = pareto(result.figures if result else [], across, up, with_paper=bool(with_paper))
+    shown = bool(with_paper) and across == "tokens_per_forward"
+    return [plot_value(figure, "sweep"), gr.update(visible=shown)]
+
+
+def _choose(before: dict[str, Any] | None, event: gr.EventData) -> Any:
+    """A setting was clicked, if that is what the page's own script sent."""
+    data = event._data
+    if not isinstance(data, dict) or not all(name in data for name in _CHOICE):
+        return gr.skip()
+    choice = {name: data[name] for name in _CHOICE}
+    try:
+        LiveValues(**choice)
+    except MarsError:
+        return gr.skip()
+    info(f"τ = {choice['threshold']:g} is set in Chat.")
+    return choice | {"number": (before or {}).get("number", 0) + 1}
+
+
+def _csv(result: SweepResult | None) -> str:
+    return _saved(result, SweepResult.to_csv)
+
+
+def _json(result: SweepResult | None) -> str:
+    return _saved(result, lambda found: json.dumps(found.to_json(), ensure_ascii=False, allow_nan=False))
+
+
+def _saved(result: SweepResult | None, write: Callable[[SweepResult], str]) -> str:
+    if result is None or not result.answers:
+        info("There is nothing to save yet.")
+        return ""
+    return write(result)

@@ -1,0 +1,93 @@
+"""The buttons that save a run: as data, as a page that replays it, as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from mars_core.events import Trace
+from mars_core.traces import trace_text
+
+from .notices import info
+from .portrait import html_replay, svg_portrait
+
+# The file is made in the browser from the text that it was sent: nothing stays on the server. What it returns
+# empties the component that brought the text.
+_SAVE_SCRIPT = """(sent) => {
+  if (!sent) return '';
+  const link = document.createElement('a');
+  link.href = URL.createObjectURL(new Blob([JSON.parse(sent)], { type: 'MIME' }));
+  link.download = `mars-NAME-${new Date().toISOString().slice(0, 19).replace(/:/g, '')}.ENDING`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  return '';
+}"""
+
+
+def trace_json(trace: Trace) -> str:
+    """The trace as it is opened again by the Replay tab."""
+    return trace_text(trace)
+
+
+@dataclass(frozen=True)
+class SavedAs:
+    """A form a run can be saved in."""
+
+    label: str
+    name: str
+    ending: str
+    mime: str
+    write: Callable[[Trace], str]
+
+    @property
+    def script(self) -> str:
+        """Runs in the browser with the file's text."""
+        filled = _SAVE_SCRIPT.replace("MIME", self.mime).replace("NAME", self.name)
+        return filled.replace("ENDING", self.ending)
+
+
+FORMS = (
+    SavedAs("Download trace", "trace", "json", "application/json", trace_json),
+    SavedAs("Save replay (HTML)", "replay", "html", "text/html", html_replay),
+    SavedAs("Save picture (SVG)", "picture", "svg", "image/svg+xml", svg_portrait),
+)
+
+
+class ShareButtons:
+    """A button for each form, in the row that is open.
+
+    Args:
+        buttons: keywords of `gr.Button` for all of them.
+    """
+
+    def __init__(self, **buttons: Any) -> None:
+        self.buttons = [gr.Button(form.label, elem_classes="mars-share", **buttons) for form in FORMS]
+        # Holds a file's text on its way to the browser and never shows it: the template does not mention it.
+        self.text = gr.HTML(
+            html_template="<span></span>", value="", visible="hidden", apply_default_css=False
+        )
+
+    def connect(self, trace: gr.State) -> None:
+        """Let the buttons save what `trace` holds; None is a word that there is nothing yet."""
+        # in the queue, for a word to the visitor reaches the browser only from there (gradio 6.31)
+        options: dict[str, Any] = dict(
+            concurrency_limit=None, show_progress="hidden", api_visibility="private"
+        )
+        for button, form in zip(self.buttons, FORMS, strict=True):
+            written = button.click(_writer(form), trace, self.text, **options)
+            written.then(None, self.text, self.text, js=form.script)
+
+
+def _writer(form: SavedAs) -> Callable[[Trace | None], str]:
+    def write(trace: Trace | None) -> str:
+        if trace is None:
+            info("There is no answer to save yet.")
+            return ""
+        # as JSON without "<": the component that carries it is one for HTML
+        return json.dumps(form.write(trace)).replace("<", "\\u003c")
+
+    return write
