@@ -10,7 +10,6 @@ from typing import Any
 import gradio as gr
 
 from mars_core.events import Trace
-from mars_core.traces import trace_text
 
 from .notices import info
 from .portrait import html_replay, svg_portrait
@@ -30,7 +29,8 @@ _SAVE_SCRIPT = """(sent) => {
 
 def trace_json(trace: Trace) -> str:
     """The trace as it is opened again by the Replay tab."""
-    return trace_text(trace)
+    # in ASCII: half a character, which UTF-8 cannot hold, must not keep the rest from being saved
+    return json.dumps(trace.to_json())
 
 
 @dataclass(frozen=True)

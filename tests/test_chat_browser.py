@@ -346,6 +346,7 @@ def test_a_wide_code_block_scrolls_in_its_own_box_on_a_narrow_screen(chromium):
     with served(loaded) as app, chat(chromium, app, width=390) as page:
         ask(page, "go")
         wait_answer(page)
+        page.click(".mars-shown-as >> text=Rendered")
         assert not overflows(page)
         box = page.locator(".mars-code pre").bounding_box()
         assert box["x"] + box["width"] <= 390
@@ -376,13 +377,13 @@ def test_an_empty_seed_stays_empty(chromium, slow):
 def test_verification_is_exact_marks_its_tokens_and_can_be_turned_off_while_it_writes(
     chromium, slow, tmp_path
 ):
-    with chat(chromium, slow, link={"max": 120, "tau": 1}) as page:
+    with chat(chromium, slow, link={"max": 240, "tau": 1}) as page:
         assert page.text_content("#tau-ends output") == "lossless"
         ask(page, "count")
         page.wait_for_function("document.querySelectorAll('#token-view .mars-verified').length > 12")
         page.click("#verify input")
         wait_answer(page)
-        plain = DecodeSettings(mode="ar", max_new_tokens=120)
+        plain = DecodeSettings(mode="ar", max_new_tokens=240)
         trace = trace_of(page, tmp_path)
         assert trace["text"] == shown_text(page) == expected(slow, "count", plain)
         decided = [choice["decided"] for event in trace["events"] for choice in event["committed"]]
