@@ -48,7 +48,7 @@ MEASURES = (
         "Clock",
         "Every forward is timed by itself, the device synchronised before the clock is read: building its "
         "input, the network, the decision, the text. Network and browser are not in it. In Compare each lane "
-        "has its own clock, so that no lane waits for another.",
+        "has its own clock: the lanes take turns, and waiting for the other is not counted.",
     ),
     ("Prefill", "Reading the prompt. Timed apart, and in no tok/s."),
     ("tok/s", "Tokens committed after the prefill, over the seconds of the forwards that committed them."),
@@ -64,9 +64,9 @@ MEASURES = (
     ),
     (
         "Agreement",
-        "How much of an answer is what one token a forward gives, token by token. With Verify and τ = 1 all "
-        "of it is; in 16-bit arithmetic a near tie may fall the other way, as between any two ways to "
-        "compute.",
+        "How much of a greedy answer is what one token a forward gives: the tokens before the first that "
+        "differs, of the longer of both. With Verify and τ = 1 it is all; in 16 bits a near tie may "
+        "fall the other way, as between any two ways to compute.",
     ),
 )
 

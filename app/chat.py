@@ -136,7 +136,7 @@ class ChatTab:
     def _connect_tools(self, running: list[Any]) -> None:
         quick: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
         # the flag first, so that the last figures get through; cancelling is for a run that hangs
-        self.stop.click(self._stop, None, None, **quick).then(None, cancels=running)
+        self.stop.click(self._stop, self.messages, self.conversation, **quick).then(None, cancels=running)
         kept = [self.messages, self.conversation, self.box, self.view, self.figures, self.chart, self.trace]
         kept += [self.charts_due, *self.charts.outputs]
         self.undo.click(self._undo, [self.messages], kept, **quick)
@@ -258,8 +258,11 @@ class ChatTab:
                 feed.speedup = None if shared else self.baseline.speedup(counter.read().tokens_per_s)
                 yield event
 
-    def _stop(self, request: gr.Request) -> None:
-        self.registry.cancel(request.session_hash or "", wait_s=STOP_WAIT_S)
+    def _stop(self, request: gr.Request, history: list[Message]) -> Any:
+        if self.registry.cancel(request.session_hash or "", wait_s=STOP_WAIT_S):
+            return gr.skip()
+        # it hangs and will be cut off, so it cannot bring the page to rest itself
+        return conversation(history, running=False)
 
     def _leave(self, request: gr.Request) -> None:
         """The tab was closed: nobody reads on."""

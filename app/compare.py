@@ -25,7 +25,7 @@ from .race import Race
 from .race_feed import race_messages
 from .race_result import names_of
 from .race_track import LaneEvent, RaceTrack
-from .race_view import EMPTY, RUNNING, WAITING, LaneView, RacePanel, race_result, race_state
+from .race_view import EMPTY, HANGING, RUNNING, WAITING, LaneView, RacePanel, race_result, race_state
 from .run_charts import chart_style, plot_value
 
 Update = dict[Any, Any]
@@ -114,8 +114,9 @@ class CompareTab:
             outputs=[self.box, *self._drawn],
             show_progress="hidden",
             trigger_mode="once",
-            concurrency_id="generation",
-            concurrency_limit=8,
+            # not the chat's: a race that waits for others to end would keep its place from answers
+            concurrency_id="race",
+            concurrency_limit=4,
             api_visibility="private",
         )
         running = [
@@ -126,9 +127,12 @@ class CompareTab:
             running.append(button.click(_ask(self._start, example.prompt), self._settings, **run))
         quick: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
         # the flag first, so that the last figures get through; cancelling is for a run that hangs
-        self.stop.click(self._stop, None, None, **quick).then(None, cancels=running)
+        self.stop.click(self._stop, None, [self.panel], **quick).then(None, cancels=running)
         turned = [component for lane in self.lanes for component in lane.inputs]
-        self.swap.click(self._swap, [self.race, *turned], [*turned, *self._drawn], **quick)
+        shown = [component for lane in self.lanes for component in lane.shown]
+        # in the queue, for what is said outside of it never reaches the browser; behind nobody there
+        aside = quick | dict(queue=True, concurrency_limit=None)
+        self.swap.click(self._swap, [self.race, *turned], [*shown, *self._drawn], **aside)
         for lane in self.lanes:
             lane.connect()
         demo.unload(self._leave)
@@ -205,14 +209,14 @@ class CompareTab:
         ]
         with closing(self.track.run(requests)) as events:
             for item in events:
-                if item is not None and not item.disturbed:
+                if item is not None:
                     self.baseline.add(item.event)
                 yield item
 
     def _at_rest(self, race: Race) -> Update:
         """Everything as it stands at the end, whatever the views were sent before."""
         views = [str(view.elem_id) for view in self.views]
-        panel = race_result(race.runs, race.feeds, views, disturbed=race.disturbed)
+        panel = race_result(race.runs, race.feeds, views)
         lanes = dict(zip(names_of(race.runs), race.events, strict=True))
         plots = [plot_value(race_chart(lanes), "race"), plot_value(throughput_chart(lanes), "speed")]
         return {
@@ -226,7 +230,7 @@ class CompareTab:
     def _swap(self, request: gr.Request, race: Race | None, *turned: Any) -> Update:
         if self._is_running(request):
             return self._only_say("A race is being run. Stop it first, or wait for its end.")
-        components = [component for lane in self.lanes for component in lane.inputs]
+        components = [component for lane in self.lanes for component in lane.shown]
         update: Update = dict(zip(components, swapped(self.lanes, turned), strict=True))
         return update | (self._at_rest(race.swapped()) if race else {})
 
@@ -236,10 +240,11 @@ class CompareTab:
     def _keys(self, request: gr.Request) -> list[str]:
         return [lane_key(request.session_hash or "", number) for number in range(len(SIDES))]
 
-    def _stop(self, request: gr.Request) -> None:
+    def _stop(self, request: gr.Request) -> Any:
+        """The panel at rest where the race did not end in time: what is cancelled then draws no more."""
         self._leave(request)
-        for key in self._keys(request):
-            self.registry.cancel(key, STOP_WAIT_S)
+        ended = [self.registry.cancel(key, STOP_WAIT_S) for key in self._keys(request)]
+        return gr.skip() if all(ended) else race_state("empty", HANGING)
 
     def _leave(self, request: gr.Request) -> None:
         """The tab was closed: nobody reads on."""

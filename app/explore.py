@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,16 +16,24 @@ from mars_core.bench.sweep.result import SweepResult
 from mars_core.bench.sweep.run import Sweep
 
 from .chat import explain
-from .dial import SCALES, Dial, threshold_update
-from .explore_form import MOST_TEXT, OWN_PROMPTS, ExploreForm, FormValues, workload_line
+from .dial import Dial, threshold_update
+from .explore_form import (
+    MOST_TEXT,
+    OWN_PROMPTS,
+    ExploreForm,
+    FormValues,
+    check_lengths,
+    workload_line,
+)
 from .explore_results import SweepResults
-from .explore_view import SweepProgress, at_rest, fault, under_way, waiting
+from .explore_view import SweepProgress, at_rest, fault, hung, under_way, waiting
 from .live import LiveRegistry, Running
 from .notices import info, warn
 
 Update = dict[Any, Any]
 STOP_WAIT_S = 10.0
-PROGRESS_EVERY_S, CHARTS_EVERY_S = 0.25, 2.0
+PROGRESS_EVERY_S, TABLE_EVERY_S, CHARTS_EVERY_S = 0.25, 1.5, 2.0
+REST = 10  # times what it took to make, before a table or charts are made again
 MOST_SWEEPS = 4  # of all visitors at once; others wait
 QUICK: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
 # a toast reaches the browser only from the queue (gradio 6.31)
@@ -78,7 +87,8 @@ class ExploreTab:
             api_visibility="private",
         )
         # the flag first, so that what is done gets through; cancelling is for a sweep that hangs
-        self.stop.click(self._stop, None, None, **QUICK).then(None, cancels=[running])
+        ended = [self.progress, self.start, self.stop]
+        self.stop.click(self._stop, None, ended, **QUICK).then(None, cancels=[running])
         self.form.connect()
         changes = [item.change for item in self.form.inputs]
         gr.on(changes, self._workload, self.form.inputs, self.work, trigger_mode="always_last", **QUICK)
@@ -95,8 +105,7 @@ class ExploreTab:
         def turn(choice: dict[str, Any] | None, request: gr.Request) -> list[Any]:
             if choice is None:
                 return [gr.skip()] * len(parts)
-            metric, verify = choice["metric"], choice["verify"]
-            threshold = min(max(choice["threshold"], SCALES[metric].low), SCALES[metric].high)
+            threshold, metric, verify = choice["threshold"], choice["metric"], choice["verify"]
             block_size = min(choice["block_size"], most_block_size)
             self.registry.update(
                 request.session_hash or "",
@@ -137,6 +146,7 @@ class ExploreTab:
         plan, chosen = form.plan(), form.prompts()
         form.check_size(plan, len(chosen))
         prompts = ready(chosen, self.engine.loaded, plan.max_new_tokens)
+        check_lengths(chosen, prompts)
         # how the server was started is nobody's business
         facts = {name: value for name, value in facts_of(self.engine.loaded).items() if name != "command"}
         return Watched(Sweep(self.engine, plan, prompts), facts)
@@ -144,10 +154,11 @@ class ExploreTab:
     def _updates(self, watched: Watched, running: Running) -> Iterator[Update]:
         trouble = ""
         try:
-            for message, is_new in watched.messages(lambda: running.live.cancelled):
+            for message in watched.messages(lambda: running.live.cancelled):
                 update: Update = {self.progress: message}
-                if is_new:
-                    update |= self.results.update(watched.result(), charts=watched.due_for_charts())
+                if watched.table_due(self.results.table_s):
+                    charts = watched.charts_due(self.results.drawing_s)
+                    update |= self.results.update(watched.result(), charts=charts)
                 yield update
         except Exception as error:  # whatever happened, what is done stays and the tab comes back to rest
             trouble = explain(error)
@@ -163,8 +174,11 @@ class ExploreTab:
         """A visitor's sweep, apart from the same visitor's answer in Chat."""
         return f"{request.session_hash or ''}/sweep"
 
-    def _stop(self, request: gr.Request) -> None:
-        self.registry.cancel(self._key(request), wait_s=STOP_WAIT_S)
+    def _stop(self, request: gr.Request) -> list[Any]:
+        """The sweep itself brings the tab to rest; where it hangs, nothing else would."""
+        if self.registry.cancel(self._key(request), wait_s=STOP_WAIT_S):
+            return [gr.skip()] * 3
+        return [hung(STOP_WAIT_S), gr.update(interactive=True), gr.update(interactive=False)]
 
     def _leave(self, request: gr.Request) -> None:
         """The tab was closed: nobody reads on."""
@@ -181,23 +195,23 @@ class Watched:
         self.sweep, self.facts = sweep, facts
         self.prompts = tuple(prompt.text for prompt in sweep.prompts)
         self.started = time.perf_counter()
-        self._told = self._drawn = 0.0
+        self._told = 0.0
+        self._table, self._charts = Refreshed(TABLE_EVERY_S), Refreshed(CHARTS_EVERY_S)
 
-    def messages(self, cancelled: Callable[[], bool]) -> Iterator[tuple[dict[str, Any], bool]]:
-        """(progress, whether an answer was finished), a few times a second and after every answer."""
+    def messages(self, cancelled: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+        """How far it is, a few times a second and after every answer."""
         for progress in self.sweep.steps(cancelled):
-            is_new = progress.num_tokens == 0
-            if is_new or time.perf_counter() - self._told > PROGRESS_EVERY_S:
+            if progress.num_tokens == 0 or time.perf_counter() - self._told > PROGRESS_EVERY_S:
                 self._told = time.perf_counter()
-                yield under_way(progress, self.prompts[progress.prompt], len(self.prompts)), is_new
+                yield under_way(progress, self.prompts[progress.prompt], len(self.prompts))
 
-    def due_for_charts(self) -> bool:
-        """A chart is made anew with each update, so they come only after a whole prompt and not too often."""
-        whole = len(self.sweep.answers) % len(self.sweep.points) == 0
-        if not whole or time.perf_counter() - self._drawn < CHARTS_EVERY_S:
-            return False
-        self._drawn = time.perf_counter()
-        return True
+    def table_due(self, took_s: float) -> bool:
+        """There are new answers, and time for them; see `Refreshed`."""
+        return self._table.due(len(self.sweep.answers), took_s)
+
+    def charts_due(self, took_s: float) -> bool:
+        """As `table_due`; a chart is made anew with each update, so they come only after a whole prompt."""
+        return self._charts.due(len(self.sweep.answers) // len(self.sweep.points), took_s)
 
     def result(self) -> SweepResult:
         """What is done."""
@@ -206,6 +220,28 @@ class Watched:
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self.started
+
+
+class Refreshed:
+    """Something shown again and again while it grows: not too often, and never most of the time. Making it
+    (intervals, above all) holds up the answers that it is of, and everybody else's."""
+
+    def __init__(self, every_s: float) -> None:
+        self.every_s = every_s
+        self._amount, self._at = 0, -math.inf
+
+    def due(self, amount: int, took_s: float) -> bool:
+        """Whether to make it now, which is noted as done.
+
+        Args:
+            amount: of what there is to show.
+            took_s: seconds that the last one took to make.
+        """
+        now = time.perf_counter()
+        if amount == self._amount or now - self._at < max(self.every_s, REST * took_s):
+            return False
+        self._amount, self._at = amount, now
+        return True
 
 
 def _take_file(event: gr.EventData) -> list[Any]:

@@ -40,7 +40,7 @@ X_AXES: dict[str, Measure] = {
     "speedup": Measure("measured speed-up over AR, ×"),
 }
 Y_AXES: dict[str, Measure] = {
-    "agreement": Measure("agreement with AR's text, %", 100, ".1f"),
+    "agreement": Measure("agreement: text before its first difference from AR's, %", 100, ".1f"),
     "ar_choices": Measure("tokens AR would choose, %", 100, ".1f"),
     "log_likelihood": Measure("mean ln p a token under AR, nats", 1, ".3f"),
 }
@@ -162,6 +162,7 @@ def what_if_chart(
     estimates: Sequence[float] | None,
     measured: Sequence[PointFigures] = (),
     *,
+    ran: float | None = None,
     source: str = "",
     dark: bool = False,
 ) -> go.Figure:
@@ -171,6 +172,7 @@ def what_if_chart(
         point: the setting whose run it is estimated from; None where there is none.
         thresholds, estimates: the curve; no estimates where the run opened no windows.
         measured: the sweep's figures; those that differ from `point` in τ alone are shown.
+        ran: tok/fwd of the run itself, where it is no sweep's.
         source: what the run was. Example: ``the run at τ 0.5``.
     """
     title = "What if τ were …"
@@ -193,6 +195,8 @@ def what_if_chart(
     ]
     if alike:
         figure.add_trace(_measured(alike))
+    if ran is not None:
+        figure.add_trace(_marks([point], [ran]))
     unit = ", nats" if point.metric == "entropy" else ""
     figure.update_xaxes(title_text=f"threshold τ on {point.metric}{unit}")
     figure.update_yaxes(title_text="tokens a forward (tok/fwd)", rangemode="tozero")
@@ -200,16 +204,21 @@ def what_if_chart(
 
 
 def _measured(rows: Sequence[PointFigures]) -> go.Scatter:
+    points, values = [row.point for row in rows], [row.tokens_per_forward for row in rows]
+    return _marks(points, values, error_y=_bars(rows, "tokens_per_forward", X_AXES, BLUE))
+
+
+def _marks(points: Sequence[GridPoint], values: Sequence[float], **options: Any) -> go.Scatter:
     return go.Scatter(
         name="measured",
         mode="markers",
-        x=[row.point.threshold for row in rows],
-        y=[row.tokens_per_forward for row in rows],
-        error_y=_bars(rows, "tokens_per_forward", X_AXES, BLUE),
+        x=[point.threshold for point in points],
+        y=list(values),
         marker={"color": BLUE, "symbol": "circle", "size": 11},
-        customdata=[_choice(row.point) for row in rows],
+        customdata=[_choice(point) for point in points],
         hovertemplate="τ %{x:g}: %{y:.2f} tok/fwd (measured)<extra></extra>",
         cliponaxis=False,
+        **options,
     )
 
 

@@ -29,6 +29,10 @@ OF_VERIFIED = (
     " Of a verified run it counts what would be committed at once, and the drafts that the run itself "
     "confirmed; above the run's τ it is an upper bound."
 )
+NO_RUN = (
+    "There is no answer in Chat yet that looked ahead: ask something there, at τ below 1, and leave the dial "
+    "alone while it writes."
+)
 CALIBRATION = (
     "Of the tokens that the runs at {} accepted behind a mask: how many AR would choose at that place, by "
     "the confidence they were accepted at. One forward over the finished text says so; n counts tokens."
@@ -44,6 +48,7 @@ class WhatIf:
         source: what the run was, in words.
         thresholds, estimates: τ and tok/fwd.
         measured: figures of a sweep to show beside it.
+        ran: tok/fwd that the run itself took, where it is an answer of Chat.
         bins, bins_of: calibration, and the setting whose runs it is of; None where no text was checked.
     """
 
@@ -52,6 +57,7 @@ class WhatIf:
     thresholds: Sequence[float]
     estimates: Sequence[float] | None
     measured: Sequence[PointFigures] = ()
+    ran: float | None = None
     bins: Sequence[CalibrationBin] | None = None
     bins_of: GridPoint | None = None
 
@@ -76,10 +82,11 @@ def what_if_of_sweep(result: SweepResult, name: str | None) -> WhatIf | None:
 
 
 def what_if_of_run(trace: Trace) -> WhatIf | None:
-    """From one answer; None where none of its forwards carried masks. Where the dial was turned while it was
-    written, the last settings stand for the run."""
-    masked = [event for event in trace.events if not event.one_token and event.committed]
-    if not masked:
+    """From one answer; None where none of its forwards carried masks, and where the dial was turned while it
+    was written: what one setting logged says nothing of how far another went."""
+    committed = [event for event in trace.events if event.committed]
+    masked = [event for event in committed if not event.one_token]
+    if not masked or len({(e.threshold, e.metric, e.block_size, e.verify) for e in committed}) > 1:
         return None
     last = masked[-1]
     point = GridPoint("mars", last.metric, last.block_size, last.verify, last.threshold)
@@ -89,6 +96,7 @@ def what_if_of_run(trace: Trace) -> WhatIf | None:
         source=f"the last Chat answer ({point.name})",
         thresholds=thresholds,
         estimates=what_if([windows_of(masked, last.metric)], thresholds, last.metric),
+        ran=trace.statistics().tokens_per_forward,
     )
 
 
@@ -140,7 +148,7 @@ class Estimates:
     def _of_chat(self, trace: Trace | None) -> list[Any]:
         found = what_if_of_run(trace) if trace else None
         if found is None:
-            info("There is no answer in Chat yet that looked ahead: ask something there, at τ below 1.")
+            info(NO_RUN)
             return [gr.skip()] * len(self.outputs)
         return self._values(found, gr.skip())
 
@@ -148,7 +156,12 @@ class Estimates:
         if found is None:
             return [gr.update(visible=False), run_of, None, "", gr.update(visible=False), None, ""]
         chart = what_if_chart(
-            found.point, found.thresholds, found.estimates, found.measured, source=found.source
+            found.point,
+            found.thresholds,
+            found.estimates,
+            found.measured,
+            ran=found.ran,
+            source=found.source,
         )
         words = ASSUMPTION + (OF_VERIFIED if found.point.verify else "")
         strip, note = None, ""

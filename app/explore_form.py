@@ -12,7 +12,7 @@ import gradio as gr
 from mars_core import LoadedModel, MarsError
 from mars_core.bench.plan import numbers
 from mars_core.bench.prompts_file import Prompt
-from mars_core.bench.sweep.grid import ENTROPY_THRESHOLDS, SweepPlan, Workload
+from mars_core.bench.sweep.grid import ENTROPY_THRESHOLDS, SweepPlan, SweepPrompt, Workload
 from mars_core.bench.sweep.prompts import BUILT_IN, built_in, parse_prompts
 from mars_core.costs import ForwardCosts
 from mars_core.settings import METRICS
@@ -23,6 +23,8 @@ from .token_view import FeedHTML, script
 BUILT_IN_PROMPTS, OWN_PROMPTS = "Built in", "My own"
 VERIFY_LABELS = {"without": "off", "with": "on", "both": "both"}
 MOST_PROMPTS, LONGEST_PROMPT = 50, 4000
+# a finished text is scored in one forward that everybody waits for
+MOST_PROMPT_TOKENS = 512
 MOST_ANSWERS, MOST_NEW_TOKENS = 400, 256
 MOST_TEXT = MOST_PROMPTS * (LONGEST_PROMPT + 100)  # characters of the box
 
@@ -66,7 +68,7 @@ class FormValues:
         plan = SweepPlan(
             block_sizes=numbers("Block sizes", _plain(self.block_sizes), int),
             thresholds=numbers("Thresholds", _plain(self.thresholds), float),
-            metrics=tuple(self.metrics),  # type: ignore[arg-type]
+            metrics=tuple(dict.fromkeys(self.metrics)),  # type: ignore[arg-type]
             entropy_thresholds=numbers("Thresholds on entropy", _plain(self.entropy_thresholds), float),
             verify=VERIFY_LABELS.get(self.verify, self.verify),  # type: ignore[arg-type]
             max_new_tokens=_bounded(self.max_new_tokens, MOST_NEW_TOKENS),
@@ -80,6 +82,20 @@ class FormValues:
             raise MarsError(
                 f"{len(plan.points())} settings × {num_prompts} prompts are {num_answers} answers; allowed "
                 f"are {MOST_ANSWERS} here. Choose fewer, or run python -m mars_core sweep."
+            )
+
+
+def check_lengths(chosen: Sequence[Prompt], prompts: Sequence[SweepPrompt]) -> None:
+    """Raises `MarsError`, naming the line, for a prompt of too many tokens for a page.
+
+    Args:
+        chosen, prompts: the same ones, before and after they were made ready.
+    """
+    for prompt, encoded in zip(chosen, prompts, strict=True):
+        if len(encoded.ids) > MOST_PROMPT_TOKENS:
+            raise MarsError(
+                f"{prompt.where}: the prompt has {len(encoded.ids)} tokens; allowed are {MOST_PROMPT_TOKENS} "
+                "here. Shorten it, or run python -m mars_core sweep."
             )
 
 
@@ -128,7 +144,8 @@ class ExploreForm:
         with gr.Column(visible=False, elem_classes="explore-prompts") as self.own_group:
             self.text = gr.Textbox(
                 label="One prompt a line",
-                info="Or JSON lines with a prompt each, as from a file.",
+                info="Or JSON lines with a prompt each, as from a file. "
+                f"At most {MOST_PROMPTS} prompts, of up to {MOST_PROMPT_TOKENS} tokens each.",
                 placeholder="Why is the sky blue?\nWrite a haiku about rain.",
                 lines=4,
                 max_lines=10,
@@ -180,7 +197,8 @@ def workload_line(values: FormValues, costs: ForwardCosts | None) -> str:
         f"{answers} answers of up to {plan.max_new_tokens} tokens"
     )
     if work.seconds is not None:
-        line += f": at most about {duration(work.seconds)} on this device, if nobody else uses it"
+        alone = "on this device if nobody else uses it, reading the prompts apart"
+        line += f": about {duration(work.seconds)} {alone}"
     return f"<p>{line}.</p>"
 
 

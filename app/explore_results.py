@@ -12,12 +12,14 @@ import gradio as gr
 from mars_core import LiveValues, MarsError
 from mars_core.bench.sweep.result import SweepResult
 
+from .dial import SCALES
 from .explore_charts import pareto
 from .explore_estimate import Estimates
 from .explore_paper import source_line
 from .explore_view import SweepTable, table
 from .notices import info
 from .run_charts import chart_style, plot_value
+from .share import carrier, save_script, sent
 
 X_LABELS = {"Tokens a forward": "tokens_per_forward", "Measured speed-up": "speedup"}
 Y_LABELS = {
@@ -25,16 +27,11 @@ Y_LABELS = {
     "Tokens AR would choose": "ar_choices",
     "Likelihood under AR": "log_likelihood",
 }
-HINT = "Up and to the right is better. Click a point to set its τ in Chat."
+HINT = (
+    "Up and to the right is better. Click a point to set its τ in Chat. Agreement is the share of a text "
+    "before it first differs from AR's (100 %: the same text), mean over prompts."
+)
 _CHOICE = ("threshold", "metric", "block_size", "verify")
-SAVE_SCRIPT = """(text) => {
-  if (!text) return;
-  const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([text], { type: 'TYPE' }));
-  link.download = `mars-sweep-${new Date().toISOString().slice(0, 19).replace(/:/g, '')}.SUFFIX`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-}"""
 
 
 class SweepResults:
@@ -43,7 +40,10 @@ class SweepResults:
     Attributes:
         result: the state with the `SweepResult`.
         chosen: see `ExploreTab.chosen_threshold`.
+        table_s, drawing_s: seconds that the last table and the last charts took to make, of any visitor.
     """
+
+    table_s = drawing_s = 0.0
 
     def __init__(self) -> None:
         self.result: gr.State = gr.State(None)
@@ -67,8 +67,7 @@ class SweepResults:
             self.save_csv = gr.Button("Table as CSV", size="sm", elem_id="explore-csv")
             self.save_json = gr.Button("Everything as JSON", size="sm", elem_id="explore-json")
         self.estimates = Estimates()
-        # hold a file on its way to the browser's download, never shown
-        self.csv_text, self.json_text = gr.Textbox(visible="hidden"), gr.Textbox(visible="hidden")
+        self.file = carrier()
         # a new value here draws the charts anew, with what they are set to at that moment
         self.drawn_at = gr.Textbox(visible="hidden")
 
@@ -82,7 +81,9 @@ class SweepResults:
         Args:
             charts: draw them too; each is made anew then.
         """
+        start = time.perf_counter()
         found: dict[Any, Any] = {self.table: table(result), self.result: result}
+        self.table_s = time.perf_counter() - start
         return found | (self._redrawn() if charts else {})
 
     def cleared(self) -> dict[Any, Any]:
@@ -106,27 +107,22 @@ class SweepResults:
         inputs = [self.result, *view, self.estimates.run_of]
         self.drawn_at.change(self._draw, inputs, drawn, **quick)
         self.table.select(_choose, self.chosen, self.chosen, **talks)
-        self._connect_saving(self.save_csv, _csv, self.csv_text, ("text/csv", "csv"), talks)
-        self._connect_saving(self.save_json, _json, self.json_text, ("application/json", "json"), talks)
+        for button, write, script in (
+            (self.save_csv, _csv, save_script("sweep", "csv", "text/csv")),
+            (self.save_json, _json, save_script("sweep", "json", "application/json")),
+        ):
+            written = button.click(write, self.result, self.file, **talks)
+            written.then(None, self.file, self.file, js=script)
         self.estimates.connect(self.result, quick)
 
     def _draw(self, result: SweepResult | None, x: str, y: str, paper: bool, run_of: str | None) -> list[Any]:
         if result is None or not result.answers:
             hidden = gr.update(visible=False)
             return [hidden, None, hidden, hidden, *self.estimates.hidden()]
-        shown = gr.update(visible=True)
-        return [shown, *_draw_pareto(result, x, y, paper), shown, *self.estimates.update(result, run_of)]
-
-    def _connect_saving(
-        self,
-        button: gr.Button,
-        write: Callable[[SweepResult | None], str],
-        text: gr.Textbox,
-        kind: tuple[str, str],
-        talks: dict[str, Any],
-    ) -> None:
-        script = SAVE_SCRIPT.replace("TYPE", kind[0]).replace("SUFFIX", kind[1])
-        button.click(write, self.result, text, **talks).then(None, text, js=script)
+        start, shown = time.perf_counter(), gr.update(visible=True)
+        drawn = [shown, *_draw_pareto(result, x, y, paper), shown, *self.estimates.update(result, run_of)]
+        self.drawing_s = time.perf_counter() - start
+        return drawn
 
 
 def _draw_pareto(result: SweepResult | None, x: str, y: str, with_paper: bool) -> list[Any]:
@@ -138,7 +134,8 @@ def _draw_pareto(result: SweepResult | None, x: str, y: str, with_paper: bool) -
 
 
 def _choose(before: dict[str, Any] | None, event: gr.EventData) -> Any:
-    """A setting was clicked, if that is what the page's own script sent."""
+    """A setting was clicked, if that is what the page's own script sent. What Chat's τ does not reach becomes
+    the nearest that it does."""
     data = event._data
     if not isinstance(data, dict) or not all(name in data for name in _CHOICE):
         return gr.skip()
@@ -147,7 +144,10 @@ def _choose(before: dict[str, Any] | None, event: gr.EventData) -> Any:
         LiveValues(**choice)
     except MarsError:
         return gr.skip()
-    info(f"τ = {choice['threshold']:g} is set in Chat.")
+    scale, wanted = SCALES[choice["metric"]], choice["threshold"]
+    choice["threshold"] = min(max(wanted, scale.low), scale.high)
+    nearest = "" if choice["threshold"] == wanted else f", the nearest that it has to {wanted:g}"
+    info(f"τ = {choice['threshold']:g} is set in Chat{nearest}.")
     return choice | {"number": (before or {}).get("number", 0) + 1}
 
 
@@ -163,4 +163,4 @@ def _saved(result: SweepResult | None, write: Callable[[SweepResult], str]) -> s
     if result is None or not result.answers:
         info("There is nothing to save yet.")
         return ""
-    return write(result)
+    return sent(write(result))

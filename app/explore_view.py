@@ -69,6 +69,12 @@ def at_rest(result: SweepResult, seconds: float, trouble: str = "") -> dict[str,
     return {"state": state, "share": share, "words": f"{trouble} {words}".strip(), "prompt": ""}
 
 
+def hung(seconds: float) -> dict[str, Any]:
+    """It was told to stop, and has not."""
+    words = f"Stopped. Its last forward takes more than {duration(seconds)}; the table stays as it is."
+    return {"state": "stopped", "share": 0.0, "words": words, "prompt": ""}
+
+
 def _counted(result: SweepResult) -> str:
     if result.num_complete:
         plural = "s" * (result.num_complete != 1)

@@ -222,7 +222,7 @@ def _compact_event(event: StepEvent, cells: list[dict[str, Any]], number: int) -
     compact: dict[str, Any] = {
         "i": number,
         "n": len(event.committed),
-        "t": _threshold(event),
+        "t": threshold_in_force(event),
         "m": event.metric[0],
         "b": _most_tokens(event),
         "w": event.window_length,
@@ -254,7 +254,7 @@ def _token(choice: TokenChoice, metric: Metric) -> dict[str, Any]:
     return token
 
 
-def _threshold(event: StepEvent) -> float | None:
+def threshold_in_force(event: StepEvent) -> float | None:
     """τ, or None in AR mode: a forward without masks that τ does not explain compares with no τ."""
     if event.one_token and not one_token_mode("mars", event.threshold, event.metric, event.verify):
         return None
@@ -271,7 +271,7 @@ def _in_force(event: StepEvent, read: Statistics) -> dict[str, Any]:
     num_fed = event.num_cached + event.window_length if still_reading else read.num_prompt_tokens
     return {
         "num_prefilled": min(num_fed, read.num_prompt_tokens),
-        "threshold": _threshold(event),
+        "threshold": threshold_in_force(event),
         "metric": event.metric,
         "block_size": event.block_size,
         "most_tokens": _most_tokens(event),

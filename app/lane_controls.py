@@ -19,7 +19,7 @@ _SCALE = SCALES["probability"]
 
 
 class LaneControls:
-    """The components of lane `number`, in the place where it is made; `inputs` is mode, τ, B.
+    """The components of lane `number`, in the place where it is made.
 
     Args:
         number: 0 is the left lane.
@@ -35,6 +35,7 @@ class LaneControls:
         self.number, self.registry = number, registry
         self.block_size_at_start = loaded.block_size
         turns = mode != "AR"
+        self.was_ar = gr.State(not turns)  # B = 1 does not tell: that may have been chosen
         name = side.capitalize()
         self.mode = gr.Radio(list(LANE_MODES), value=mode, label=f"{name} lane", elem_classes="lane-mode")
         with gr.Row(elem_classes="lane-dial"):
@@ -62,28 +63,32 @@ class LaneControls:
 
     @property
     def inputs(self) -> list[Any]:
+        """Mode, τ and B."""
         return [self.mode, self.threshold, self.block_size]
+
+    @property
+    def shown(self) -> list[Any]:
+        """What `show` gives updates for."""
+        return [*self.inputs, self.was_ar]
 
     def connect(self) -> None:
         """Let τ and B act on what is running: outside the queue, the newest position only."""
         live: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
         self.threshold.input(self._turn_threshold, self.threshold, trigger_mode="always_last", **live)
         self.block_size.input(self._turn_block_size, self.block_size, trigger_mode="always_last", **live)
-        self.mode.input(self.show, self.inputs, self.inputs, **live)
+        self.mode.input(self._choose, self.shown, self.shown, **live)
 
     def show(self, mode: LaneMode, threshold: float, block_size: int) -> list[Any]:
-        """Updates for `inputs` that show these settings: AR has no τ and no B to turn. Where a lane turns
-        from AR to another mode they go to where they start."""
-        if mode == "AR":
-            fixed = (AR_THRESHOLD, AR_BLOCK_SIZE)
-            return [mode, *(gr.update(value=value, interactive=False) for value in fixed)]
-        if block_size == AR_BLOCK_SIZE:
+        """Updates for `shown` with these settings: AR has no τ and no B to turn."""
+        is_ar = mode == "AR"
+        values = (AR_THRESHOLD, AR_BLOCK_SIZE) if is_ar else (threshold, block_size)
+        return [mode, *(gr.update(value=value, interactive=not is_ar) for value in values), is_ar]
+
+    def _choose(self, mode: LaneMode, threshold: float, block_size: int, was_ar: bool) -> list[Any]:
+        """Where a lane turns from AR to another mode, τ and B go to where they start."""
+        if was_ar:
             threshold, block_size = _SCALE.start, self.block_size_at_start
-        return [
-            mode,
-            gr.update(value=threshold, interactive=True),
-            gr.update(value=block_size, interactive=True),
-        ]
+        return self.show(mode, threshold, block_size)
 
     def _turn_threshold(self, threshold: float, request: gr.Request) -> None:
         self._turn(request, threshold=threshold)
@@ -99,7 +104,7 @@ class LaneControls:
 
 
 def swapped(lanes: Sequence[LaneControls], values: Sequence[Any]) -> list[Any]:
-    """Updates for the inputs of two lanes that have each other's values then.
+    """Updates for what two lanes show that have each other's values then.
 
     Args:
         values: mode, τ, B of the left lane, then of the right.

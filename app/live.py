@@ -58,15 +58,17 @@ class LiveRegistry:
         if entry := self._running.get(session):
             entry.live.update(**changes)
 
-    def cancel(self, session: str, wait_s: float = 0.0, *, discard: bool = False) -> None:
-        """Stop what this session has running, and wait until the last of it is out.
+    def cancel(self, session: str, wait_s: float = 0.0, *, discard: bool = False) -> bool:
+        """Stop what this session has running, and wait until the last of it is out; False if it is not by
+        then.
 
         With `discard` the conversation it belongs to is gone: it must not write its answer there.
         """
         if entry := self._running.get(session):
             entry.discarded = entry.discarded or discard
             entry.live.cancel()
-            entry.ended.wait(wait_s)
+            return entry.ended.wait(wait_s)
+        return True
 
     def is_running(self, session: str) -> bool:
         """True while an answer of this session is being written."""

@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 from starlette.middleware import Middleware
 
-from mars_core import Engine, LoadedModel
+from mars_core import Engine, LoadedModel, Trace
 
 from .about import AboutTab
 from .baseline import OneTokenBaseline
@@ -21,6 +21,7 @@ from .explore import ExploreTab
 from .honesty import dtype_name
 from .kept import connect_kept
 from .live import LiveRegistry
+from .notices import info
 from .replay import ReplayTab
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -31,6 +32,8 @@ WHAT = (
 )
 CACHE_LIFE_S = 3600
 QUEUE_SIZE = 64
+# What components of a visitor's page last held is kept on the server until newer visitors take its place.
+SESSIONS_KEPT = 200
 
 
 def build_page(
@@ -85,9 +88,21 @@ class _WrittenTabs:
 
 def _connect_replay(chat: ChatTab, replay: ReplayTab, tabs: gr.Tabs) -> None:
     """A button of the chat opens its last run in the Replay tab."""
-    quick: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
-    opened = chat.replay.click(replay.open_trace, chat.trace, replay.shown, **quick)
-    opened.then(lambda: gr.Tabs(selected="replay"), None, tabs, **quick)
+
+    def open_run(trace: Trace | None, request: gr.Request) -> dict[Any, Any]:
+        if trace is None:
+            info("There is no answer to step through yet.")
+            return {tabs: gr.skip()}
+        return replay.open_trace(trace, request) | {tabs: gr.Tabs(selected="replay")}
+
+    chat.replay.click(
+        open_run,
+        chat.trace,
+        [tabs, *replay.shown],
+        concurrency_limit=None,  # in the queue: a word to the visitor reaches the browser only from there
+        show_progress="hidden",
+        api_visibility="private",
+    )
 
 
 def _tab(name: str) -> gr.Tab:
@@ -101,6 +116,7 @@ def launch_options() -> dict[str, Any]:
         "theme": theme(),
         "head": head(),
         "footer_links": [],
+        "state_session_capacity": SESSIONS_KEPT,
         "max_file_size": 1,  # what a visitor opens is read in the browser: no part of the page takes a file
         "app_kwargs": {"middleware": [Middleware(CompressedPage)]},
     }

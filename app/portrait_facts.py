@@ -8,6 +8,8 @@ from typing import Any
 
 from mars_core.events import StepEvent, Trace
 
+from .feed import threshold_in_force
+
 LONGEST_VALUE = 160  # characters
 LONGEST_TITLE = 90
 ENDINGS = {
@@ -42,9 +44,7 @@ def short(value: Any, longest: int = LONGEST_VALUE) -> str:
 
 def threshold_text(events: Sequence[StepEvent]) -> str:
     """τ in force, with its unit; from least to most where it was turned."""
-    used = [
-        event for event in events if event.window_length and not (event.one_token and event.threshold < 1)
-    ]
+    used = [event for event in events if event.window_length and threshold_in_force(event) is not None]
     if not used:
         return "none: one token a forward"
     values = [event.threshold for event in used]

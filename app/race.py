@@ -20,7 +20,6 @@ class Race:
         prompt: what was asked.
         ids: the prompt's tokens.
         settings: of each lane.
-        disturbed: others had answers written on the same device meanwhile.
         feeds: of each lane's view.
         events: of each lane.
     """
@@ -28,7 +27,6 @@ class Race:
     prompt: str
     ids: list[int]
     settings: list[DecodeSettings]
-    disturbed: bool = False
     feeds: list[Feed] = field(init=False)
     events: list[list[StepEvent]] = field(init=False)
 
@@ -41,7 +39,6 @@ class Race:
         for item in events:
             if item is not None:
                 self.events[item.lane].append(item.event)
-                self.disturbed = self.disturbed or item.disturbed
             yield item
 
     def fail(self, sentence: str) -> None:
@@ -63,7 +60,7 @@ class Race:
 
     def swapped(self) -> Race:
         """The same race with its lanes in each other's place."""
-        other = Race(self.prompt, self.ids, self.settings[::-1], self.disturbed)
+        other = Race(self.prompt, self.ids, self.settings[::-1])
         for feed, kept, events in zip(other.feeds, other.events, self.events[::-1], strict=True):
             kept += events
             for event in events:

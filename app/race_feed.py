@@ -23,11 +23,11 @@ def race_messages(
 
     Args:
         events: of the race; None while it waits for its turn.
-        feeds: one for each lane.
+        feeds: one for each lane, nothing pushed yet.
         interval_s: seconds between two messages, at least.
         clock: tells the seconds.
     """
-    yield {lane: feed.take() or feed.snapshot() for lane, feed in enumerate(feeds)}
+    yield {lane: feed.snapshot() for lane, feed in enumerate(feeds)}
     ended, finished = set[int](), set[int]()
 
     def news() -> LaneMessages:

@@ -58,7 +58,7 @@ class Pace:
         tokens_per_s: tokens / seconds in forwards.
         seconds_per_forward: what a forward took in the mean.
         tokens_per_forward: what a forward committed in the mean.
-        num_tokens: all that the lane committed.
+        num_tokens: what the lane committed in this time.
     """
 
     tokens_per_s: float
@@ -72,11 +72,12 @@ def pace(run: LaneRun) -> Pace | None:
     events, figures = run.decode_events, statistics(run.events)
     if len(events) < MIN_FORWARDS or figures.decode_s <= 0:
         return None
+    num_tokens = sum(len(event.committed) for event in events)
     return Pace(
         tokens_per_s=figures.tokens_per_s,
         seconds_per_forward=figures.decode_s / len(events),
-        tokens_per_forward=sum(len(event.committed) for event in events) / len(events),
-        num_tokens=figures.num_tokens,
+        tokens_per_forward=num_tokens / len(events),
+        num_tokens=num_tokens,
     )
 
 
@@ -212,6 +213,12 @@ def is_exact(run: LaneRun) -> bool:
     return run.settings.mode == "ar" or all(
         never_accepts(event.threshold, event.metric) for event in run.events
     )
+
+
+def was_turned(run: LaneRun) -> bool:
+    """τ or B changed while the lane ran; AR has neither."""
+    dials = {(event.threshold, event.block_size) for event in run.events if event.committed}
+    return run.settings.mode != "ar" and len(dials) > 1
 
 
 def agreement_words(found: Agreement, name: str) -> str:

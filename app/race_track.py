@@ -2,12 +2,13 @@
 
 In one engine two rows share forwards, and a forward for two takes longer than one for either: no clock of a
 lane could be told from it. So every lane has an engine (the same model, a cache of its own) that it is alone
-in, and one thread lets the lanes of all races take turns, a forward each. No lane waits for another within a
-forward that is being timed.
+in, and one thread lets the lanes of all races take turns, a forward each, and takes turns itself with the
+engine that everybody shares: no two forwards run at once, and none waits for another while it is timed.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -17,6 +18,8 @@ from queue import SimpleQueue
 from mars_core import Engine, MarsError, Request, StepEvent
 from mars_core.settings import LiveSettings
 from mars_core.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 MAX_RACES = 2
 MAX_LANES = 2
@@ -32,19 +35,18 @@ class LaneEvent:
     Attributes:
         lane: its number, from 0.
         event: the last of each lane has a `finish_reason`.
-        disturbed: others had answers written on the same device meanwhile, which made the forward longer.
     """
 
     lane: int
     event: StepEvent
-    disturbed: bool = False
 
 
 class RaceTrack:
     """Runs races; several visitors' at once take turns too, forward by forward.
 
     Args:
-        engine: the one that everybody shares; only its model, its costs and its limits are used.
+        engine: the one that everybody shares: its model, its costs, its limits, and the pauses between its
+            forwards.
         explain: what is told of a lane's failure, in one plain sentence.
         max_races: more wait until one has ended.
     """
@@ -146,19 +148,25 @@ class RaceTrack:
         """True where the lane goes on."""
         if lane.race.abandoned:
             return False
-        others = bool(self._engine.rows)
         try:
-            event = next(lane.events)
+            # two forwards at once would each count the other's time as their own
+            with self._engine.alone():
+                event = next(lane.events)
         except Exception as error:
             event = lane.failed(self._explain(error))
         lane.last = event
-        lane.race.events.put(LaneEvent(lane.number, event, others or bool(self._engine.rows)))
+        lane.race.events.put(LaneEvent(lane.number, event))
         return event.finish_reason is None
 
     def _leave(self, lane: _Lane) -> None:
-        lane.events.close()
-        with self._lock:
-            self._idle.append(lane.engine)
+        """Raises nothing: other races wait for this one's place, and other lanes for the thread."""
+        try:
+            lane.events.close()
+        except Exception:
+            logger.exception("A lane's engine could not be cleared; it is not used again.")
+        else:
+            with self._lock:
+                self._idle.append(lane.engine)
         lane.race.num_lanes -= 1
         if not lane.race.num_lanes:
             self._places.release()

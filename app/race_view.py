@@ -19,6 +19,7 @@ from .race_result import (
     measured,
     names_of,
     reference_first,
+    was_turned,
     why,
 )
 from .token_view import FeedHTML, script
@@ -29,14 +30,13 @@ EMPTY = (
 )
 WAITING = "Other visitors' races are running. Yours begins when one of them ends."
 RUNNING = "The lanes take turns, one forward each. The replay at the end shows both on their own clocks."
-DISTURBED = (
-    "Other answers were written on this device meanwhile, which slowed both lanes: race again for a better "
-    "figure."
-)
+HANGING = "The race is stopped, but its last forward has not ended: another can begin when it has."
 ROUNDING = (
     "At τ = 1 both lanes follow one rule: where they part, two tokens were as likely within the rounding of "
     "the numbers."
 )
+SAMPLED = "The texts are sampled (temperature above 0): where they part, it may be by chance."
+TURNED = "A dial was turned during the race: the speeds are of the whole run."
 CUT_SHORT = "A lane did not come to its end: answers are compared as far as both went."
 
 
@@ -90,20 +90,17 @@ class RacePanel(FeedHTML):
 
 
 def race_state(state: str, words: str) -> Message:
-    """The panel before a result: `empty`, `waiting` or `running`, and what to say of it."""
+    """The panel before a result: `empty` or `running`, and what to say of it."""
     return {"state": state, "words": words}
 
 
-def race_result(
-    runs: Sequence[LaneRun], feeds: Sequence[Feed], views: Sequence[str], *, disturbed: bool
-) -> Message:
+def race_result(runs: Sequence[LaneRun], feeds: Sequence[Feed], views: Sequence[str]) -> Message:
     """The panel at the end of a race.
 
     Args:
         runs: the lanes.
         feeds: what their views were drawn from.
         views: ids of the views.
-        disturbed: other forwards ran on the device meanwhile.
     """
     reference, _ = reference_first(runs)
     names = names_of(runs)
@@ -111,8 +108,9 @@ def race_result(
     parted = found.first_difference is not None
     notices = {
         ROUNDING: parted and all(is_exact(run) for run in runs),
+        SAMPLED: parted and any(run.settings.temperature for run in runs),
+        TURNED: any(was_turned(run) for run in runs),
         CUT_SHORT: not all(run.ended for run in runs),
-        DISTURBED: disturbed,
     }
     lines = [measured(runs), why(runs), agreement_words(found, names[reference])]
     lines += [text for text, applies in notices.items() if applies]

@@ -15,7 +15,7 @@ from mars_core.traces import read_trace
 from .dial import SCALES, threshold_update
 from .feed import messages
 from .live import LiveRegistry, Running
-from .notices import warn
+from .notices import fault, warn
 from .replay_branch import plan_branch, why_no_branch
 from .replay_lanes import Lanes
 from .replay_recorded import recorded_runs
@@ -73,7 +73,9 @@ class ReplayTab:
             self.original, self.written, *self.charts.outputs,
         ]  # fmt: skip
         self.chooser.pick(self._pick, None, shown, **quick)
-        self.chooser.open(self._open, None, shown, **quick)
+        # few at once: a large file takes seconds to check, and a visitor may send many
+        few: dict[str, Any] = quick | dict(queue=True, concurrency_id="open", concurrency_limit=2)
+        self.chooser.open(self._open, None, shown, **few)
         if self.engine is None:
             demo.load(self._first, None, shown, show_progress="hidden", api_visibility="private")
         else:
@@ -99,9 +101,9 @@ class ReplayTab:
 
     # ---- choosing a run ----
 
-    def open_trace(self, trace: Trace | None, request: gr.Request) -> Update:
+    def open_trace(self, trace: Trace, request: gr.Request) -> Update:
         """Show a run that another tab has just ended; its outputs are `shown`."""
-        return {self.chooser: gr.skip()} if trace is None else self._show(trace, None, request)
+        return self._show(trace, None, request)
 
     def _first(self, request: gr.Request) -> Update:
         if not self.runs:
@@ -206,7 +208,7 @@ class ReplayTab:
         try:
             self.registry.update(_key(request), **changes)
         except MarsError as error:
-            warn(str(error))
+            raise fault(str(error)) from None
 
 
 def _key(request: gr.Request) -> str:

@@ -14,8 +14,6 @@ from mars_core.events import Trace
 from .notices import info
 from .portrait import html_replay, svg_portrait
 
-# The file is made in the browser from the text that it was sent: nothing stays on the server. What it returns
-# empties the component that brought the text.
 _SAVE_SCRIPT = """(sent) => {
   if (!sent) return '';
   const link = document.createElement('a');
@@ -25,6 +23,25 @@ _SAVE_SCRIPT = """(sent) => {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   return '';
 }"""
+
+
+def save_script(name: str, ending: str, mime: str) -> str:
+    """Runs in the browser with what `sent` gave, and saves it as ``mars-{name}-{time}.{ending}``.
+
+    The file is made in the browser: nothing stays on the server. What the script returns empties the
+    component that brought the text.
+    """
+    return _SAVE_SCRIPT.replace("MIME", mime).replace("NAME", name).replace("ENDING", ending)
+
+
+def carrier() -> gr.HTML:
+    """Holds what `sent` gives on its way to the browser. Never shows it: the template does not mention it."""
+    return gr.HTML(html_template="<span></span>", value="", visible="hidden", apply_default_css=False)
+
+
+def sent(text: str) -> str:
+    """A file's text for a `carrier`: as JSON without "<", for that is a component for HTML."""
+    return json.dumps(text).replace("<", "\\u003c")
 
 
 def trace_json(trace: Trace) -> str:
@@ -46,8 +63,7 @@ class SavedAs:
     @property
     def script(self) -> str:
         """Runs in the browser with the file's text."""
-        filled = _SAVE_SCRIPT.replace("MIME", self.mime).replace("NAME", self.name)
-        return filled.replace("ENDING", self.ending)
+        return save_script(self.name, self.ending, self.mime)
 
 
 FORMS = (
@@ -66,10 +82,7 @@ class ShareButtons:
 
     def __init__(self, **buttons: Any) -> None:
         self.buttons = [gr.Button(form.label, elem_classes="mars-share", **buttons) for form in FORMS]
-        # Holds a file's text on its way to the browser and never shows it: the template does not mention it.
-        self.text = gr.HTML(
-            html_template="<span></span>", value="", visible="hidden", apply_default_css=False
-        )
+        self.text = carrier()
 
     def connect(self, trace: gr.State) -> None:
         """Let the buttons save what `trace` holds; None is a word that there is nothing yet."""
@@ -87,7 +100,6 @@ def _writer(form: SavedAs) -> Callable[[Trace | None], str]:
         if trace is None:
             info("There is no answer to save yet.")
             return ""
-        # as JSON without "<": the component that carries it is one for HTML
-        return json.dumps(form.write(trace)).replace("<", "\\u003c")
+        return sent(form.write(trace))
 
     return write

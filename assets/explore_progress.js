@@ -13,9 +13,8 @@ const fill = bar.appendChild(make("div"));
 const words = host.appendChild(make("p", "explore-words"));
 const prompt = host.appendChild(make("p", "explore-prompt"));
 // what screen readers are told: beginning and end, not every answer
-const told = host.appendChild(make("p", "explore-told"));
+const told = host.appendChild(make("p", "mars-sr"));
 told.setAttribute("role", "status");
-told.style.cssText = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)";
 let state = null;
 
 follow((batch) => {

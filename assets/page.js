@@ -19,7 +19,8 @@
   }
 
   /** The button that stops what runs in the tab that is open, where something does. */
-  const stopButton = () => [...document.querySelectorAll("#stop, #explore-stop, #replay-stop")].find(shows);
+  const stops = "#stop, #compare-stop, #explore-stop, #replay-stop";
+  const stopButton = () => [...document.querySelectorAll(stops)].find(shows);
 
   document.addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;

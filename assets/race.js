@@ -15,7 +15,6 @@ class RacePanel {
     this.status = host.appendChild(make("div", "mars-sr"));
     this.status.setAttribute("role", "status");
     this.lanes = [];
-    document.addEventListener("keydown", (this.onKey = (event) => this.key(event)));
   }
 
   apply(batch) {
@@ -83,14 +82,6 @@ class RacePanel {
     const tab = this.host.closest("#compare");
     if (tab) tab.dataset.state = state;
     if (focused) (state === "running" ? stop : start).focus();
-  }
-
-  key(event) {
-    if (!this.host.isConnected) return document.removeEventListener("keydown", this.onKey);
-    const modified = event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented;
-    const stop = document.getElementById("compare-stop");
-    // the page has other tabs, with keys of their own
-    if (event.key === "Escape" && !modified && stop?.offsetParent) stop.click();
   }
 }
 

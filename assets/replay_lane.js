@@ -6,10 +6,6 @@ class Lane {
     this.title = make("h3", "mars-lane-title");
     this.note = make("p", "mars-lane-note");
     part.before(this.title, this.note);
-    tokenView.onPage("keydown", (event) => {
-      const running = tokenView.host.dataset.state === "running" && !event.defaultPrevented;
-      if (event.key === "Escape" && running) document.getElementById("replay-stop")?.click();
-    });
   }
 
   apply(message) {

@@ -15,7 +15,10 @@ class FairLock:
     """
 
     def __init__(self) -> None:
-        self._inner = threading.Lock()
+        # Reentrant: the garbage collector may run inside these methods, and what it closes may ask for the
+        # lock, without waiting, in the same thread. Wherever that is, it finds the lock held and changes
+        # nothing, or free with nobody waiting and gives it back before it returns.
+        self._inner = threading.RLock()
         self._held = False
         self._gates: deque[threading.Lock] = deque()  # of those who wait; each opens its own
 

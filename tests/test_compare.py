@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gradio as gr
 import pytest
 
+from app.baseline import MIN_SAMPLES, OneTokenBaseline
+from app.compare import CompareTab
 from app.feed import Feed
-from app.lanes import lane_names, lane_settings
+from app.lane_controls import AR_BLOCK_SIZE, AR_THRESHOLD, swapped
+from app.lanes import lane_key, lane_names, lane_settings
+from app.live import LiveRegistry
 from app.race import Race
 from app.race_feed import race_messages
 from app.race_result import (
@@ -25,10 +34,11 @@ from app.race_result import (
     reference_first,
     why,
 )
-from app.race_track import LaneEvent, RaceTrack
-from app.race_view import race_result
+from app.race_track import MAX_RACES, LaneEvent, RaceTrack
+from app.race_view import HANGING, SAMPLED, TURNED, race_result
 from mars_core import DecodeSettings, Engine, LiveSettings, MarsError, Request
 from mars_core.planner import NOMINAL_COSTS
+from tests.chat_page import wait_until
 from tests.scripted import always, scripted_loaded, sometimes
 from tests.scripted_events import answer, event, token
 from tests.tiny import tiny_loaded
@@ -134,7 +144,6 @@ def test_each_lane_writes_what_it_writes_alone():
 
 def test_a_lanes_clock_holds_nothing_of_the_other_lanes_forwards(scripted):
     """A forward of the right lane takes ten times as long: the left lane's clock does not know."""
-    import time
 
     def before(number: int) -> None:
         time.sleep(0.02 if number % 2 else 0.002)
@@ -222,12 +231,58 @@ def test_a_race_that_is_stopped_while_it_waits_never_begins(scripted):
         events.close()
 
 
-def test_forwards_while_others_write_answers_are_known_to_be_disturbed(scripted):
-    others = scripted.engine.stream(Request([72], AR))
-    next(others)
-    assert any(item.disturbed for item in scripted.track.run(requests(MARS, MARS)) if item)
-    others.close()
-    assert not any(item.disturbed for item in scripted.track.run(requests(MARS, MARS)) if item)
+def test_no_forward_runs_beside_one_of_the_engine_that_everybody_shares(scripted):
+    busy, beside, answers = threading.Lock(), [], []
+
+    def before(number: int) -> None:
+        if not busy.acquire(blocking=False):
+            beside.append(number)
+            return
+        time.sleep(0.003)
+        busy.release()
+
+    scripted.model.before = before
+    others = threading.Thread(target=lambda: answers.extend(scripted.engine.stream(Request([72], AR))))
+    others.start()
+    items = [item for item in scripted.track.run(requests(AR, MARS)) if item]
+    others.join(60)
+    assert len(answers) == NUM_TOKENS <= len(items)
+    assert beside == []
+
+
+def clearing_fails(self: Engine, row: Any) -> None:
+    raise RuntimeError("cannot be cleared")
+
+
+def read(events: Any) -> list[LaneEvent]:
+    """All that is left of a race, in a thread of its own: it fails where it waits for ever."""
+    items: list[LaneEvent] = []
+    thread = threading.Thread(target=lambda: items.extend(item for item in events if item), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "nobody ends this race"
+    return items
+
+
+def test_lanes_that_cannot_be_cleared_give_their_places_back(scripted, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(Engine, "_abandon", clearing_fails)
+        for _ in range(MAX_RACES + 1):
+            last = {item.lane: item.event for item in read(scripted.track.run(requests(AR, MARS)))}
+            assert [event.finish_reason for event in last.values()] == ["length"] * 2
+        assert wait_until(lambda: scripted.track.num_lanes == 0)
+    items = read(scripted.track.run(requests(MARS, MARS)))
+    assert items[-1].event.finish_reason == "length", "there is a place, and an engine that works"
+
+
+def test_stopping_the_track_reaches_every_reader_even_if_no_lane_can_be_cleared(scripted, monkeypatch):
+    monkeypatch.setattr(Engine, "_abandon", clearing_fails)
+    races = [scripted.track.run(requests(LONG, LONG)) for _ in range(MAX_RACES)]
+    for events in races:
+        next(events)
+    scripted.track.stop()
+    for events in races:
+        assert {item.lane for item in read(events) if item.event.finish_reason == "error"} == {0, 1}
 
 
 def test_stopping_the_track_ends_a_race_under_way():
@@ -250,9 +305,7 @@ def test_both_lanes_come_in_one_stream_and_each_ends_with_a_final_message():
         for number in range(40):
             now[0] += 0.02
             reason = "length" if number in (19, 39) else None
-            yield LaneEvent(
-                number >= 20 or number % 2, event(number, [token("x")], finish_reason=reason), False
-            )
+            yield LaneEvent(number >= 20 or number % 2, event(number, [token("x")], finish_reason=reason))
 
     feeds = [Feed(1), Feed(1)]
     sent = list(race_messages(items(), feeds, 0.05, lambda: now[0]))
@@ -329,7 +382,7 @@ def test_clocks_start_behind_the_prompt_and_add_the_lanes_own_forwards():
 def test_speed_up_is_the_ratio_of_decode_speeds_and_the_prompt_is_not_in_it():
     runs = [run_of([1] * 10, 0.1, AR, one_token=True), run_of([2] * 5, 0.1, VERIFY)]
     assert headline(runs) == "MARS + verify was 2.00× as fast as AR"
-    assert measured(runs).startswith("MARS + verify 20.0 tok/s over 11 tokens, AR 10.0 tok/s over 11 tokens")
+    assert measured(runs).startswith("MARS + verify 20.0 tok/s over 10 tokens, AR 10.0 tok/s over 10 tokens")
     assert "n = 1 run" in measured(runs)
 
 
@@ -372,19 +425,47 @@ def test_the_panel_says_where_lanes_part_and_what_to_doubt():
     settings = [AR, MARS]
     race = Race("", [1], settings)
     race.events = [answer("one two three"), answer("one two four five")[:-1]]
-    panel = race_result(race.runs, race.feeds, ["a", "b"], disturbed=True)
+    panel = race_result(race.runs, race.feeds, ["a", "b"])
     assert panel["difference"]["place"] == 3
     assert [lane["label"] for lane in panel["difference"]["lanes"]] == [" three", " four"]
     assert any("did not come to its end" in line for line in panel["lines"])
-    assert any("slowed both lanes" in line for line in panel["lines"])
     assert [lane["view"] for lane in panel["lanes"]] == ["a", "b"]
+    assert not {SAMPLED, TURNED} & set(panel["lines"])
+
+
+def lines_of(*runs: LaneRun) -> list[str]:
+    """What the panel says of these runs."""
+    return race_result(runs, [Feed(1) for _ in runs], ["a", "b"])["lines"]
+
+
+@pytest.mark.parametrize("changes", [{"threshold": 0.6}, {"block_size": 8}])
+def test_a_dial_turned_during_the_race_is_said(changes):
+    ar, steady = run_of([1] * 5, 0.1, AR), run_of([2] * 5, 0.1)
+    turned = LaneRun(MARS, 1, (*steady.events[:-1], replace(steady.events[-1], **changes)))
+    assert TURNED in lines_of(ar, turned)
+    assert TURNED not in lines_of(ar, steady)
+
+
+def test_a_dial_says_nothing_of_ar_nor_of_the_event_that_only_ends_a_lane():
+    steady = run_of([2] * 5, 0.1)
+    last = replace(steady.events[-1], threshold=0.6)
+    ended = LaneRun(MARS, 1, (*steady.events, replace(last, committed=(), finish_reason="cancelled")))
+    ar = LaneRun(AR, 1, (*steady.events[:-1], last))
+    assert TURNED not in lines_of(ar, ended)
+
+
+def test_sampled_texts_that_part_may_do_so_by_chance():
+    sampled = replace(AR, temperature=0.8, seed=1), replace(MARS, temperature=0.8, seed=1)
+    assert SAMPLED in lines_of(*(run_of([1, n], 0.1, lane) for n, lane in enumerate(sampled, start=1)))
+    assert SAMPLED not in lines_of(*(run_of([1, 1], 0.1, lane) for lane in sampled)), "they do not part"
+    assert SAMPLED not in lines_of(run_of([1], 0.1, AR), run_of([2], 0.1))
 
 
 def test_an_answer_that_had_ended_has_no_token_there():
     race = Race("", [1], [AR, MARS])
     race.events = [[event(0, [token("a")], finish_reason="length")]]
     race.events.append([event(0, [token("a"), token("b")], finish_reason="length")])
-    panel = race_result(race.runs, race.feeds, ["a", "b"], disturbed=False)
+    panel = race_result(race.runs, race.feeds, ["a", "b"])
     assert [lane["label"] for lane in panel["difference"]["lanes"]] == [None, "b"]
 
 
@@ -404,3 +485,65 @@ def test_a_fault_ends_the_lanes_that_have_not_ended():
     race.fail("It broke.")
     assert race.events[0][-1].finish_reason == "eos"
     assert race.events[1][-1].error == "It broke." and "It broke." in race.feeds[1].ending
+
+
+# ---- the tab ----
+
+
+@pytest.fixture
+def tab(scripted):
+    """The tab and the Blocks around it (`tab.demo`), without a browser."""
+    with gr.Blocks(analytics_enabled=False) as demo:
+        tab = CompareTab(scripted.engine, LiveRegistry(), OneTokenBaseline())
+        tab.connect(demo)
+    tab.demo = demo
+    yield tab
+    tab.track.stop()
+
+
+def test_races_that_wait_for_a_place_take_none_from_the_chat(tab):
+    streams = [listener for listener in tab.demo.fns.values() if listener.types_generator]
+    assert len(streams) >= 2
+    assert {(listener.concurrency_id, listener.concurrency_limit) for listener in streams} == {("race", 4)}
+
+
+def test_an_ar_lanes_forwards_tell_what_one_token_costs_whoever_else_writes(tab):
+    others = tab.engine.stream(Request([72], LONG))
+    next(others)
+    race = Race("", [72, 105], [AR, AR])
+    lanes = [SimpleNamespace(live=LiveSettings(AR.live_values())) for _ in race.settings]
+    assert len(list(tab._events(race, lanes))) >= MIN_SAMPLES
+    assert tab.baseline.seconds_per_token()
+    others.close()
+
+
+def test_stop_brings_the_panel_to_rest_only_where_the_race_hangs(tab, monkeypatch):
+    monkeypatch.setattr("app.compare.STOP_WAIT_S", 0.0)
+    visitor = SimpleNamespace(session_hash="visitor")
+    assert tab._stop(visitor) == gr.skip()
+    with tab.registry.running(lane_key("visitor", 1), MARS.live_values()) as hanging:
+        assert tab._stop(visitor) == {"state": "empty", "words": HANGING}
+        assert hanging.live.cancelled
+
+
+def test_a_block_size_of_one_chosen_by_hand_is_kept(tab):
+    right = tab.lanes[1]
+    mode, threshold, block_size, was_ar = right._choose("MARS", 0.7, 1, was_ar=False)
+    assert (mode, threshold["value"], block_size["value"], was_ar) == ("MARS", 0.7, 1, False)
+    updates = swapped(tab.lanes, ["AR", AR_THRESHOLD, AR_BLOCK_SIZE, "MARS", 0.7, 1])
+    shown = [update["value"] if isinstance(update, dict) else update for update in updates]
+    assert shown == ["MARS", 0.7, 1, False, "AR", AR_THRESHOLD, AR_BLOCK_SIZE, True]
+
+
+def test_a_lane_that_turns_from_ar_goes_to_where_the_dial_starts(tab):
+    left = tab.lanes[0]
+    _, threshold, block_size, was_ar = left._choose("MARS", AR_THRESHOLD, AR_BLOCK_SIZE, was_ar=True)
+    assert (threshold["value"], block_size["value"], was_ar) == (0.9, tab.engine.loaded.block_size, False)
+    assert threshold["interactive"] and block_size["interactive"]
+
+
+def test_one_script_alone_clicks_stop_on_escape():
+    assets = Path(__file__).resolve().parent.parent / "assets"
+    click = re.compile(r"stop\w*\W{1,4}click\(", re.IGNORECASE)
+    clicking = [path.name for path in assets.glob("*.js") if click.search(path.read_text("utf-8"))]
+    assert clicking == ["page.js"]

@@ -134,9 +134,29 @@ def test_escape_stops_and_the_focus_stays_in_the_page(chromium, slow):
         page.wait_for_selector("#compare[data-state=running]")
         assert page.evaluate("document.activeElement.id") == "compare-stop"
         page.wait_for_function("document.querySelector('#compare-left .mars-text').textContent.length > 2")
+        page.evaluate(
+            """() => {
+              window.stops = 0;
+              document.getElementById('compare-stop').addEventListener('click', () => (window.stops += 1));
+            }"""
+        )
         page.keyboard.press("Escape")
         wait_result(page, 20)
         assert page.evaluate("document.activeElement.id") == "compare-start"
+        page.keyboard.press("Escape")
+        assert page.evaluate("window.stops") == 1, "once, and never where it does not show"
+
+
+def test_lanes_are_not_swapped_under_a_race_and_that_is_said(chromium, slow):
+    with compare(chromium, slow, max_new_tokens=1000) as page:
+        race(page, "count")
+        page.wait_for_function("document.querySelector('#compare-left .mars-text').textContent.length > 2")
+        page.evaluate("document.getElementById('compare-swap').click()")
+        page.wait_for_selector("text=A race is being run.")
+        assert page.get_attribute("#compare", "data-state") == "running"
+        assert page.is_disabled("#compare-tau-left input[type=range]")
+        page.keyboard.press("Escape")
+        wait_result(page, 20)
 
 
 def test_a_closed_tab_ends_its_race(chromium, slow):
@@ -212,10 +232,17 @@ def test_swapped_lanes_take_settings_and_answers_along(chromium, parting):
         assert page.is_disabled("#compare-tau-right input[type=range]")
         assert not page.is_disabled("#compare-tau-left input[type=range]")
         assert "MARS wrote #, AR wrote E" in page.text_content(".mars-race-difference")
-        page.click("#compare-retry")
-        page.wait_for_function(
-            f"document.querySelector('#compare-left .mars-text').textContent !== {right!r}"
+        # the same texts again: seen by the panel's states, however short they are
+        page.evaluate(
+            """() => {
+              window.states = [];
+              const tab = document.getElementById('compare');
+              new MutationObserver(() => window.states.push(tab.dataset.state))
+                .observe(tab, { attributeFilter: ['data-state'] });
+            }"""
         )
+        page.click("#compare-retry")
+        page.wait_for_function("window.states.includes('done')", timeout=120_000)
         assert wait_result(page) == [right, left]
 
 

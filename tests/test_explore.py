@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import gradio as gr
 import pytest
 
+from app.explore import ExploreTab, Refreshed
 from app.explore_charts import X_AXES, Y_AXES, calibration_strip, pareto, what_if_chart
 from app.explore_estimate import what_if_of_run, what_if_of_sweep
 from app.explore_form import OWN_PROMPTS, FormValues, duration, workload_line
 from app.explore_paper import paper, paper_curves, source_line
 from app.explore_results import _choose
 from app.explore_view import at_rest, table, under_way
-from mars_core import Engine, MarsError, Trace
+from app.live import LiveRegistry
+from mars_core import Engine, LiveValues, MarsError, Trace
 from mars_core.bench.sweep.calibration import CalibrationBin
 from mars_core.bench.sweep.grid import GridPoint, SweepPlan
 from mars_core.bench.sweep.prompts import built_in, ready
 from mars_core.bench.sweep.result import SweepResult
 from mars_core.bench.sweep.run import Progress, Sweep
 from mars_core.planner import NOMINAL_COSTS
+from tests.scripted import always
 from tests.scripted_events import answer
+from tests.scripted_sweep import scorable
 from tests.tiny import tiny_loaded
 
 POINT = GridPoint("mars", "probability", 4, False, 0.2)
@@ -172,8 +177,23 @@ def test_an_answer_of_chat_can_be_estimated_from_too():
     tokens = sum(len(event.committed) for event in trace.events)
     assert found.estimates[found.thresholds.index(0.9)] == pytest.approx(tokens / len(trace.events))
     assert what_if_of_run(Trace((), (1,), {}, {}, ())) is None
+    (_, ran) = what_if_chart(found.point, found.thresholds, found.estimates, ran=found.ran).data
+    assert (ran.name, ran.x, ran.y) == ("measured", (0.9,), (tokens / len(trace.events),))
     plain = answer("one two", counts=(1,), one_token=True)
     assert what_if_of_run(Trace((), (1,), {}, {}, tuple(plain))) is None
+
+
+@pytest.mark.parametrize(
+    "turned", [{"threshold": 0.7}, {"metric": "margin"}, {"block_size": 8}, {"verify": True}]
+)
+def test_an_answer_whose_dial_was_turned_is_estimated_from_by_nothing(turned):
+    events = answer("one two three four five six seven eight")
+    events[1] = dataclasses.replace(events[1], **turned)
+    assert what_if_of_run(Trace((), (1,), {}, {}, tuple(events))) is None
+    # what says that it was stopped carries the dial of that moment, and no token
+    ended = dataclasses.replace(answer("one")[-1], committed=(), finish_reason="cancelled", threshold=0.6)
+    stopped = Trace((), (1,), {}, {}, (*answer("one two three")[:-1], ended))
+    assert what_if_of_run(stopped).point.threshold == 0.9
 
 
 def test_the_strip_shows_share_interval_and_number_of_tokens():
@@ -209,6 +229,10 @@ def test_the_form_s_values_become_a_plan_and_prompts():
         ({"source": OWN_PROMPTS, "text": "a\n" * 51}, "allowed are 50"),
         ({"source": OWN_PROMPTS, "text": "a\n" + "b" * 5000}, "your prompts, line 2"),
         ({"thresholds": " ".join(f"0.{k:03}" for k in range(99)), "block_sizes": "2 4 8"}, "allowed are 400"),
+        (
+            {"thresholds": " ".join(f"0.{k:03}" for k in range(99)), "block_sizes": "2 3 4 8"},
+            "allowed are 500",
+        ),
     ],
 )
 def test_what_a_visitor_asks_too_much_of_is_refused(changes, said):
@@ -218,10 +242,25 @@ def test_what_a_visitor_asks_too_much_of_is_refused(changes, said):
     assert said.split()[0] in workload_line(values, None)
 
 
+def test_a_choice_that_is_sent_many_times_counts_once():
+    values = form(metrics=["probability"] * 100_000)
+    assert values.plan() == form().plan()
+
+
+def test_a_prompt_that_everybody_would_wait_for_is_refused_by_its_line():
+    loaded = scorable(always(), context_length=4096)
+    with gr.Blocks():
+        tab = ExploreTab(Engine(loaded, costs=lambda: NOMINAL_COSTS), LiveRegistry())
+    tab._begin(form(source=OWN_PROMPTS, text="short\n" + "b" * 400))
+    with pytest.raises(MarsError, match="your prompts, line 2: the prompt has .* allowed are 512"):
+        tab._begin(form(source=OWN_PROMPTS, text="short\n" + "b" * 600))
+    assert "up to 512 tokens" in tab.form.text.info
+
+
 def test_the_workload_is_told_in_words():
     line = workload_line(form(), None)
     assert "4 settings (AR among them) × 2 prompts = 8 answers of up to 16 tokens" in line
-    assert "at most about" in workload_line(form(), NOMINAL_COSTS) and "at most about" not in line
+    assert "reading the prompts apart" in workload_line(form(), NOMINAL_COSTS) and "about" not in line
 
 
 def test_hostile_text_in_the_form_is_shown_and_not_run():
@@ -238,6 +277,34 @@ def test_hostile_text_in_the_form_is_shown_and_not_run():
 )  # fmt: skip
 def test_durations_are_rounded_to_what_can_be_known(seconds, said):
     assert duration(seconds) == said
+
+
+# Pace and Stop
+
+
+def test_what_is_shown_again_is_made_a_tenth_of_the_time_at_most(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("app.explore.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    table = Refreshed(1.5)
+    assert not table.due(0, 0.0) and table.due(1, 0.0)
+    now[0] += 1.4
+    assert not table.due(2, 0.0)
+    now[0] += 0.2
+    assert not table.due(2, 0.3) and not table.due(1, 0.0) and table.due(2, 0.15)
+    now[0] += 3.1
+    assert table.due(3, 0.3)
+
+
+def test_stop_brings_the_tab_to_rest_where_the_sweep_does_not(monkeypatch):
+    monkeypatch.setattr("app.explore.STOP_WAIT_S", 0.01)
+    registry, request = LiveRegistry(), SimpleNamespace(session_hash="me")
+    with gr.Blocks():
+        tab = ExploreTab(Engine(tiny_loaded(), costs=lambda: NOMINAL_COSTS), registry)
+    assert tab._stop(request) == [gr.skip()] * 3
+    with registry.running("me/sweep", LiveValues()) as running:
+        progress, start, stop = tab._stop(request)
+        assert running.live.cancelled
+    assert progress["state"] == "stopped" and start["interactive"] and not stop["interactive"]
 
 
 # Words
@@ -277,6 +344,17 @@ def test_the_table_has_a_cell_for_every_column_and_a_choice_for_every_tau(result
 )  # fmt: skip
 def test_a_choice_that_the_page_would_not_send_changes_nothing(data):
     assert _choose(None, gr.EventData(None, data)) == gr.skip()
+
+
+@pytest.mark.parametrize(
+    ("metric", "wanted", "found"), [("probability", 0.1, 0.5), ("entropy", 3.0, 2.0), ("margin", 0.1, 0.1)]
+)
+def test_the_threshold_that_is_promised_is_one_that_the_dial_has(monkeypatch, metric, wanted, found):
+    said = []
+    monkeypatch.setattr("app.explore_results.info", said.append)
+    data = {"threshold": wanted, "metric": metric, "block_size": 4, "verify": True}
+    assert _choose(None, gr.EventData(None, data))["threshold"] == found
+    assert f"τ = {found:g} is set" in said[0] and ("nearest" in said[0]) == (wanted != found)
 
 
 def test_two_clicks_on_one_point_differ(monkeypatch):

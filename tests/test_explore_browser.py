@@ -44,6 +44,7 @@ def served(loaded: Any) -> Iterator[SimpleNamespace]:
             dial = Dial(loaded, registry)
         tab.connect(demo)
         tab.connect_dial(dial)
+        tab.use_run(gr.State(None))
     demo.queue(max_size=8)
     engine.start_worker()  # as the app does
     try:
@@ -122,7 +123,19 @@ def test_a_sweep_runs_is_drawn_and_saved(chromium, tiny):
         table = list(csv.DictReader(io.StringIO(download(page, "#explore-csv"))))
         assert [row["threshold"] for row in table] == ["1.0", "0.1", "0.2"]
         assert float(table[1]["tokens_per_forward"]) == result.figures[1].tokens_per_forward
+        # for screen readers alone
+        assert page.locator("#explore-progress .mars-sr").bounding_box()["width"] <= 1
         assert not overflows(page) and page.problems == []
+
+
+def test_the_button_for_chat_s_answer_is_small_and_says_what_is_missing(chromium, tiny):
+    with explore(chromium, tiny) as page:
+        button = page.locator("#explore-from-chat")
+        column = page.locator("#explore-results").bounding_box()["width"]
+        assert button.bounding_box()["width"] < 0.6 * column
+        button.click()
+        page.wait_for_selector("text=leave the dial alone while it writes")
+        assert page.problems == []
 
 
 def test_axes_runs_and_the_paper_can_be_chosen_afterwards(chromium, tiny):

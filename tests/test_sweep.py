@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from contextlib import closing
 
 import pytest
 import torch
@@ -73,11 +75,18 @@ def test_each_metric_has_thresholds_of_its_own_scale():
         ({"verify": "maybe"}, "maybe"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"thresholds": tuple(k / 1000 for k in range(600))}, "allowed are 500"),
+        ({"metrics": ("probability",) * 100_000}, "allowed are 500"),
     ],
 )
 def test_what_is_no_grid_is_refused_by_name(changes, named):
     with pytest.raises(MarsError, match=named):
         SweepPlan(**({"block_sizes": (4,)} | changes))
+
+
+def test_a_grid_that_is_too_large_is_refused_without_a_look_at_its_points(monkeypatch):
+    monkeypatch.setattr(SweepPlan, "points", lambda plan: pytest.fail("enumerated"))
+    with pytest.raises(MarsError, match="has 375001 points; allowed are 500"):
+        SweepPlan(tuple(range(1, 251)), (0.5,) * 250, ("probability", "margin", "entropy"), (0.1,) * 250)
 
 
 def test_the_workload_is_told_before_it_is_run():
@@ -144,6 +153,29 @@ def test_cancelled_between_two_forwards_it_keeps_what_is_finished(tiny):
     assert 0 < kept < 8 and num_steps[-1].num_done == kept
     assert sweep.engine.rows == [] and not sweep.engine.waiting
     assert {row.num_prompts for row in figures_of(sweep.points, sweep.answers)} == {1}
+
+
+def test_a_row_that_waits_for_its_turn_ends_with_its_sweep(tiny):
+    sweep, asked = sweep_of(tiny), itertools.count()
+    sweep.engine.max_rows = 1
+    with closing(sweep.engine.stream(Request([72], DecodeSettings(max_new_tokens=300)))) as other:
+        next(other)  # it has the only place
+        assert list(sweep.steps(lambda: next(asked) > 0)) == [] and sweep.answers == []
+        (row,) = sweep.engine.rows
+        assert not row.ended and not sweep.engine.waiting
+
+
+def test_an_answer_that_was_cut_off_is_none(tiny, monkeypatch):
+    sweep, stopped = sweep_of(tiny), []
+    step = sweep.engine.step
+
+    def stop_and_step():
+        stopped.extend(sweep.answers)
+        step()
+
+    monkeypatch.setattr(sweep.engine, "step", stop_and_step)
+    list(sweep.steps(lambda: bool(stopped)))
+    assert len(sweep.answers) == 1 and sweep.engine.rows == []
 
 
 def test_closing_the_iterator_leaves_no_row_in_the_engine(tiny):

@@ -8,16 +8,19 @@ import io
 import json
 
 import pytest
+import torch
 
 from mars_core import Engine, MarsError
 from mars_core.__main__ import main
 from mars_core.bench.sweep import command
 from mars_core.bench.sweep.grid import SweepPlan
+from mars_core.bench.sweep.identity import weights_digest
 from mars_core.bench.sweep.prompts import built_in, ready
 from mars_core.bench.sweep.reading import load_sweep, sweep_from_json
 from mars_core.bench.sweep.result import SweepResult
 from mars_core.bench.sweep.run import Sweep
 from mars_core.bench.sweep.table import HEADER, markdown
+from mars_core.packed import pack_weights
 from mars_core.planner import NOMINAL_COSTS
 from tests.tiny import tiny_loaded
 
@@ -227,6 +230,31 @@ def test_resume_refuses_a_sweep_of_something_else(sweep_command):
     status, printed = sweep_command("--json", "out.json", "--resume", "--limit", "1")
     assert status == 2 and "differs in prompts" in printed.err
     assert "--json" in sweep_command("--resume")[1].err
+
+
+def test_resume_refuses_figures_of_weights_that_were_trained_since(sweep_command, monkeypatch):
+    sweep_command("--json", "out.json")
+    assert sweep_command("--json", "out.json", "--resume")[0] == 0
+    monkeypatch.setattr(command, "load_from", lambda arguments: tiny_loaded(seed=1))
+    status, printed = sweep_command("--json", "out.json", "--resume")
+    assert status == 2 and "differs in weights" in printed.err
+
+
+@pytest.mark.parametrize("prepare", [lambda model: None, pack_weights])
+def test_weights_are_told_apart_by_any_layer_and_by_the_mask_s_row(prepare, monkeypatch):
+    monkeypatch.setattr("mars_core.bench.sweep.identity._VALUES", 4)  # as few of it as of a large model
+
+    def digest(part=None):
+        loaded = tiny_loaded()
+        weights = dict(loaded.model.named_parameters())
+        if part is not None:
+            with torch.no_grad():
+                weights[part][... if "layers" in part else loaded.mask_token_id] += 0.1
+        prepare(loaded.model)
+        return weights_digest(loaded)
+
+    changed = "model.layers.1.self_attn.k_proj.weight", "model.embed_tokens.weight"
+    assert len({digest(), *map(digest, changed)}) == 3 and digest() == digest() and len(digest()) == 12
 
 
 @pytest.mark.parametrize(

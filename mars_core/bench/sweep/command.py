@@ -22,6 +22,7 @@ from ..facts import facts_of
 from ..plan import numbers
 from ..prompts_file import Prompt, choose
 from .grid import ENTROPY_THRESHOLDS, THRESHOLDS, VERIFY, SweepPlan
+from .identity import weights_digest
 from .prompts import BUILT_IN, built_in, parse_prompts, read_lines, ready
 from .reading import load_sweep
 from .result import SweepResult
@@ -47,7 +48,7 @@ examples:
 Ctrl-C ends it with what is done: prompts that every setting has answered. Exit status 130 then.
 """  # noqa: E501
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total} answers [{elapsed}<{remaining}{postfix}]"
-_SAME_PLACE = ("model", "dtype", "hardware", "threads", "torch", "weights_layout")
+_SAME_PLACE = ("model", "weights", "dtype", "hardware", "threads", "torch", "weights_layout")
 
 
 def add_sweep_command(commands: Any) -> None:
@@ -121,7 +122,11 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         check_writable(path)
     loaded = load_from(arguments)
     plan = _plan(arguments, loaded.block_size)
-    facts = {**facts_of(loaded), "prompts_from": Path(arguments.prompts).name}
+    facts = {
+        **facts_of(loaded),
+        "weights": weights_digest(loaded),
+        "prompts_from": Path(arguments.prompts).name,
+    }
     texts = tuple(prompt.text for prompt in prompts)
     before = SweepResult(facts, plan, texts, ())
     if arguments.resume and arguments.json.exists():

@@ -92,6 +92,7 @@ class SweepPlan:
     def __post_init__(self) -> None:
         if self.verify not in VERIFY:
             raise MarsError(f"verify is {self.verify!r}; allowed are {', '.join(VERIFY)}.")
+        self._check_size()
         for metric in self.metrics:
             if metric not in METRICS:
                 raise MarsError(f"metric is {metric!r}; allowed are {', '.join(METRICS)}.")
@@ -101,13 +102,15 @@ class SweepPlan:
         for metric in self.metrics:
             _check_thresholds(metric, self.thresholds_of(metric))
         AR.settings(self.max_new_tokens)
-        points = self.points()
-        for point in points:
+        for point in self.points():
             point.settings(self.max_new_tokens)
-        if len(points) > MAX_POINTS:
-            raise MarsError(
-                f"The grid has {len(points)} points; allowed are {MAX_POINTS}. Give fewer values."
-            )
+
+    def _check_size(self) -> None:
+        """Before anything is counted one by one: a list may be as long as whoever wrote it wished."""
+        num_values = sum(len(self.thresholds_of(metric)) for metric in self.metrics)
+        num_points = 1 + num_values * len(self.block_sizes) * (2 if self.verify == "both" else 1)
+        if num_points > MAX_POINTS:
+            raise MarsError(f"The grid has {num_points} points; allowed are {MAX_POINTS}. Give fewer values.")
 
     def thresholds_of(self, metric: Metric) -> Sequence[float]:
         """The values of τ on this metric's own scale."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ...engine import Engine
 from ...evaluate.scoring import Scores, behind, score
 from ...row import Request, check_request
+from ...settings import LiveSettings, LiveValues
 from .answers import Recording, SweepAnswer
 from .grid import AR, GridPoint, SweepPlan, SweepPrompt
 
@@ -119,8 +120,11 @@ class Sweep:
     ) -> Iterator[int]:
         """Fill `recording`; yields the tokens so far, after each forward but the last."""
         settings = self.points[point].settings(most)
-        with closing(self.engine.stream(Request(self.prompts[prompt].ids, settings))) as events:
+        live = _Unless(cancelled, settings.live_values())
+        with closing(self.engine.stream(Request(self.prompts[prompt].ids, settings, live))) as events:
             while not cancelled() and (event := next(events, None)) is not None:
+                if event.finish_reason == "cancelled":
+                    return
                 recording.add(event)
                 if event.finish_reason is None:
                     yield len(recording.ids)
@@ -130,6 +134,19 @@ class Sweep:
         be slowed, and the other's clock would not know why."""
         with self.engine.alone():
             return score(self.engine.loaded, [behind(self.prompts[prompt].ids, ids)])[0]
+
+
+class _Unless(LiveSettings):
+    """A row's settings, which nobody turns. It ends with its sweep, also while it waits for its turn: the
+    sweep's own thread waits for its next event then and cannot close it."""
+
+    def __init__(self, cancelled: Callable[[], bool], values: LiveValues) -> None:
+        super().__init__(values)
+        self._sweep_cancelled = cancelled
+
+    @property
+    def cancelled(self) -> bool:
+        return super().cancelled or self._sweep_cancelled()
 
 
 class _Pace:
