@@ -55,8 +55,14 @@ def set_max_new_tokens(page: Any, number: int) -> None:
     """Set the slider under *Settings of both lanes*."""
     page.click("text=Settings of both lanes")
     field = page.locator("#compare-shared input[type=number]").first
-    field.fill(str(number))
-    field.press("Tab")
+    slider = page.locator("#compare-shared input[type=range]").first
+    for _ in range(20):  # what is typed before the opened part listens is lost
+        field.fill(str(number))
+        field.press("Tab")
+        page.wait_for_timeout(100)
+        if slider.input_value() == str(number):
+            return
+    raise AssertionError(f"The slider stayed at {slider.input_value()}.")
 
 
 def race(page: Any, text: str) -> None:
