@@ -25,7 +25,7 @@ from .honesty import honesty_line
 from .link import COPY_LINK_SCRIPT, LinkReader
 from .live import LiveRegistry, Running
 from .live_chart import LiveChart
-from .notices import info, warn
+from .notices import HANGING, info, warn
 from .run_charts import RunCharts
 from .share import ShareButtons
 from .token_view import TokenView
@@ -110,14 +110,14 @@ class ChatTab:
             api_visibility="private",
         )
         state = [self.messages, *self.dial.inputs]
-        running = [
+        answers = [
             gr.on([self.box.submit, self.send.click], self._send, [self.box, *state], **run),
             self.conversation.retry(self._retry, state, **run),
             self.conversation.edit(self._edit, state, **run),
         ]
         for button, example in zip(self.examples, EXAMPLES, strict=True):
-            running.append(button.click(_ask(self._send, example.prompt), state, **run))
-        for answer in running:  # apart from it, so that the next question need not wait for charts
+            answers.append(button.click(_ask(self._send, example.prompt), state, **run))
+        for answer in answers:  # apart from it, so that the next question need not wait for charts
             drawn = [self.charts_due, *self.charts.outputs]
             answer.then(
                 self._draw_charts,
@@ -126,17 +126,18 @@ class ChatTab:
                 show_progress="hidden",
                 api_visibility="private",
             )
-        self._connect_tools(running)
+        self._connect_tools()
         self.dial.connect()
         loading: dict[str, Any] = dict(show_progress="hidden", api_visibility="private")
         loaded = demo.load(LinkReader(self.dial), None, [self.box, *self.dial.inputs], **loading)
         loaded.then(None, js=READY_SCRIPT)
         demo.unload(self._leave)
 
-    def _connect_tools(self, running: list[Any]) -> None:
+    def _connect_tools(self) -> None:
         quick: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
-        # the flag first, so that the last figures get through; cancelling is for a run that hangs
-        self.stop.click(self._stop, self.messages, self.conversation, **quick).then(None, cancels=running)
+        stopped = self.stop.click(self._stop, self.messages, self.conversation, **quick)
+        # a toast reaches the browser only from the queue (gradio 6.31)
+        stopped.then(self._say_if_hanging, None, None, **quick | dict(queue=True, concurrency_limit=None))
         kept = [self.messages, self.conversation, self.box, self.view, self.figures, self.chart, self.trace]
         kept += [self.charts_due, *self.charts.outputs]
         self.undo.click(self._undo, [self.messages], kept, **quick)
@@ -261,8 +262,12 @@ class ChatTab:
     def _stop(self, request: gr.Request, history: list[Message]) -> Any:
         if self.registry.cancel(request.session_hash or "", wait_s=STOP_WAIT_S):
             return gr.skip()
-        # it hangs and will be cut off, so it cannot bring the page to rest itself
+        # it hangs, so it cannot bring the page to rest itself
         return conversation(history, running=False)
+
+    def _say_if_hanging(self, request: gr.Request) -> None:
+        if self.registry.is_running(request.session_hash or ""):
+            warn(HANGING)
 
     def _leave(self, request: gr.Request) -> None:
         """The tab was closed: nobody reads on."""

@@ -119,15 +119,12 @@ class CompareTab:
             concurrency_limit=4,
             api_visibility="private",
         )
-        running = [
-            gr.on([self.box.submit, self.start.click], self._start, [self.box, *self._settings], **run),
-            self.retry.click(self._retry, [self.race, *self._settings], **run),
-        ]
+        gr.on([self.box.submit, self.start.click], self._start, [self.box, *self._settings], **run)
+        self.retry.click(self._retry, [self.race, *self._settings], **run)
         for button, example in zip(self.examples, EXAMPLES, strict=True):
-            running.append(button.click(_ask(self._start, example.prompt), self._settings, **run))
+            button.click(_ask(self._start, example.prompt), self._settings, **run)
         quick: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
-        # the flag first, so that the last figures get through; cancelling is for a run that hangs
-        self.stop.click(self._stop, None, [self.panel], **quick).then(None, cancels=running)
+        self.stop.click(self._stop, None, [self.panel], **quick)
         turned = [component for lane in self.lanes for component in lane.inputs]
         shown = [component for lane in self.lanes for component in lane.shown]
         # in the queue, for what is said outside of it never reaches the browser; behind nobody there
@@ -241,7 +238,7 @@ class CompareTab:
         return [lane_key(request.session_hash or "", number) for number in range(len(SIDES))]
 
     def _stop(self, request: gr.Request) -> Any:
-        """The panel at rest where the race did not end in time: what is cancelled then draws no more."""
+        """The panel at rest where the race did not end in time and cannot bring it there itself."""
         self._leave(request)
         ended = [self.registry.cancel(key, STOP_WAIT_S) for key in self._keys(request)]
         return gr.skip() if all(ended) else race_state("empty", HANGING)

@@ -76,7 +76,7 @@ class ExploreTab:
 
     def connect(self, demo: gr.Blocks) -> None:
         """Wire everything up."""
-        running = self.start.click(
+        self.start.click(
             self._run,
             self.form.inputs,
             [self.progress, self.start, self.stop, *self.results.outputs],
@@ -86,9 +86,7 @@ class ExploreTab:
             concurrency_limit=MOST_SWEEPS,
             api_visibility="private",
         )
-        # the flag first, so that what is done gets through; cancelling is for a sweep that hangs
-        ended = [self.progress, self.start, self.stop]
-        self.stop.click(self._stop, None, ended, **QUICK).then(None, cancels=[running])
+        self.stop.click(self._stop, None, [self.progress, self.start, self.stop], **QUICK)
         self.form.connect()
         changes = [item.change for item in self.form.inputs]
         gr.on(changes, self._workload, self.form.inputs, self.work, trigger_mode="always_last", **QUICK)

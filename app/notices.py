@@ -7,6 +7,9 @@ import html
 import gradio as gr
 
 LONGEST = 300
+HANGING = (
+    "Stopped, but the model is still busy with a last forward: another answer can begin when it has ended."
+)
 
 
 def plain(text: str) -> str:

@@ -15,7 +15,7 @@ from mars_core.traces import read_trace
 from .dial import SCALES, threshold_update
 from .feed import messages
 from .live import LiveRegistry, Running
-from .notices import fault, warn
+from .notices import HANGING, fault, warn
 from .replay_branch import plan_branch, why_no_branch
 from .replay_lanes import Lanes
 from .replay_recorded import recorded_runs
@@ -82,7 +82,7 @@ class ReplayTab:
             self._connect_branch(demo, quick)
 
     def _connect_branch(self, demo: gr.Blocks, quick: dict[str, Any]) -> None:
-        running = self.view.branch(
+        self.view.branch(
             self._branch,
             [self.trace, self.threshold, self.verify],
             [self.lanes, self.original, self.written, self.stop],
@@ -92,8 +92,9 @@ class ReplayTab:
             concurrency_limit=8,
             api_visibility="private",
         )
-        # the flag first, so that the last figures get through; cancelling is for a run that hangs
-        self.stop.click(self._stop, None, None, **quick).then(None, cancels=[running])
+        stopped = self.stop.click(self._stop, None, None, **quick)
+        # a toast reaches the browser only from the queue (gradio 6.31)
+        stopped.then(self._say_if_hanging, None, None, **quick | dict(queue=True, concurrency_limit=None))
         live: dict[str, Any] = quick | {"trigger_mode": "always_last"}
         self.threshold.input(self._turn_threshold, self.threshold, None, **live)
         self.verify.input(self._turn_verify, self.verify, None, **live)
@@ -193,6 +194,10 @@ class ReplayTab:
 
     def _stop(self, request: gr.Request) -> None:
         self.registry.cancel(_key(request), wait_s=STOP_WAIT_S)
+
+    def _say_if_hanging(self, request: gr.Request) -> None:
+        if self.registry.is_running(_key(request)):
+            warn(HANGING)
 
     def _leave(self, request: gr.Request) -> None:
         """The tab was closed: nobody reads on."""

@@ -51,6 +51,14 @@ def ask(page: Any, text: str) -> None:
     page.wait_for_selector(f"#thread:not([data-messages='{before}'])")
 
 
+def wait_written(page: Any, letters: int = 1) -> None:
+    """Wait until more is written than so many letters: one stopped before its first has no answer."""
+    page.wait_for_function(
+        "letters => (document.querySelector('#token-view .mars-text')?.textContent.length ?? 0) > letters",
+        arg=letters,
+    )
+
+
 def wait_answer(page: Any, timeout_s: float = 120) -> str:
     """Wait until the answer is complete; the text of the token view."""
     page.wait_for_selector("#thread[data-state=answered]", timeout=timeout_s * 1000)

@@ -10,7 +10,7 @@ import pytest
 
 from mars_core import DecodeSettings, Request, chat_prompt_ids
 from tests.browser import overflows
-from tests.chat_page import ask, chat, served, shown_text, trace_of, wait_answer, wait_until
+from tests.chat_page import ask, chat, served, shown_text, trace_of, wait_answer, wait_until, wait_written
 from tests.scripted import always, saying, scripted_loaded
 from tests.tiny import tiny_loaded
 
@@ -121,7 +121,7 @@ def test_two_visitors_do_not_disturb_each_other(chromium, slow):
     with chat(chromium, slow, link={"max": 120}) as one, chat(chromium, slow, link={"max": 60}) as two:
         ask(one, "first")
         ask(two, "second")
-        one.wait_for_timeout(300)
+        wait_written(one)
         one.click("#stop")
         stopped = wait_answer(one, 10)
         answer = wait_answer(two)
@@ -405,7 +405,7 @@ def test_what_is_cleared_while_it_is_written_stays_away(chromium, slow, tool):
         assert page.get_attribute("#thread", "data-messages") == "0"
         assert slow.engine.rows == [] and slow.registry.sessions == []
         ask(page, "next")
-        page.wait_for_timeout(300)
+        wait_written(page)
         page.keyboard.press("Escape")
         wait_answer(page)
         assert page.locator(".mars-message").count() == 2
@@ -457,6 +457,7 @@ def test_arrow_keys_turn_tau_from_the_empty_message_box_and_the_focus_shows(chro
         ask(page, "count")
         page.keyboard.press("ArrowLeft")
         page.wait_for_function("document.querySelector('#tau input[type=range]').value === '0.89'")
+        wait_written(page)
         page.keyboard.press("Escape")
         wait_answer(page)
         page.focus("#tau input[type=range]")
