@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -327,6 +328,32 @@ def test_stopping_the_clean_gradient_changes_gradients_and_no_loss() -> None:
         lean_losses(model.train(), batch_of(CHATS, stopped), stopped)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_that_only_reads_the_clean_stream(kind: str, tied: bool) -> None:
+    chosen = settings(soft_weight=0.3, base_kl_weight=0.4, offset_decay=0.6, clean_share=0.25)
+    batch = dataclasses.replace(batch_of([*CHATS, answer(3, 1)], chosen), trains_clean=False)
+    model = tiny_model(kind=kind, tied=tied).double()
+    assert_plain_equals_lean(model, batch, chosen)  # without the base: it is not asked
+    losses, grads = run(lean_losses, model, batch, chosen)
+    assert (losses.num_clean, losses.num_noisy) == (0, batch.num_labels)
+    # what the clean stream says of the noisy one's labels is known still
+    assert losses.trials.sum() == batch.noisy_at.shape[1] - (batch.offsets == 5).sum()
+    embedding = grads["model.embed_tokens.weight"]
+    if not tied:
+        fed = sorted(embedding.abs().sum(-1).nonzero()[:, 0].tolist())
+        assert fed == [MASK], "gradients reach the masks alone"
+
+
+def test_a_step_that_trains_the_clean_stream_weighs_it_as_much_more() -> None:
+    model = tiny_model().double()
+    rare, heavy = settings(clean_share=0.25, ar_weight=0.5), settings(ar_weight=2.0)
+    batch = batch_of(CHATS, rare)
+    assert batch.trains_clean
+    assert_same(run(lean_losses, model, batch, heavy), run(lean_losses, model, batch, rare))
+    assert_plain_equals_lean(model, batch, rare)
+
+
 def test_gradient_checkpointing_changes_nothing() -> None:
     model, chosen = tiny_model().double().train(), settings(soft_weight=0.5)
     batch = batch_of(CHATS, chosen)
@@ -478,7 +505,8 @@ def test_what_cannot_work_is_refused_in_words() -> None:
     [
         {"objective": "sft"}, {"phase": "any"}, {"block_size": 0}, {"block_size": 65}, {"block_size": True},
         {"ar_weight": -1}, {"ar_weight": float("nan")}, {"soft_weight": 1.1}, {"base_kl_weight": "1"},
-        {"stop_clean_gradient": 1}, {"mask_token_id": -1},
+        {"stop_clean_gradient": 1}, {"mask_token_id": -1}, {"clean_share": 0}, {"clean_share": 1.5},
+        {"clean_share": 0.5, "objective": "ar"},
     ],
 )  # fmt: skip
 def test_settings_that_are_not_allowed(changes: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from mars_core.row import Request
 from mars_core.settings import DecodeSettings
 from mars_core.train import run
 from mars_core.train.arguments import TrainSettings
-from mars_core.train.batches import epoch_batches, make_plan
+from mars_core.train.batches import epoch_batches, evenly_chosen, make_plan
 from mars_core.train.callbacks import LogFile
 from mars_core.train.data import load_data
 from mars_core.train.record import last_checkpoint
@@ -147,6 +148,14 @@ def test_epochs_differ_in_order_and_max_steps_decides_alone():
     assert plan.batches[:50] != plan.batches[50:100] and set(plan.batches[:50]) == set(plan.batches[50:100])
 
 
+@given(st.floats(0.01, 1), st.integers(1, 300))
+def test_chosen_steps_begin_at_once_and_are_spread_evenly(share, count):
+    chosen = [evenly_chosen(number, share) for number in range(count)]
+    assert chosen[0] and abs(sum(chosen) - count * share) < 1 + 1e-6
+    gaps = [later - one for one, later in pairwise(n for n, is_chosen in enumerate(chosen) if is_chosen)]
+    assert all(abs(gap - 1 / share) < 1 + 1e-6 for gap in gaps)
+
+
 # --- it learns -------------------------------------------------------------------------------------
 
 
@@ -185,6 +194,12 @@ def test_tokens_per_forward_are_measured_on_held_out_prompts(settings):
 def test_soft_targets_and_the_kl_to_the_base_keep_the_base_in_place(settings):
     train(settings(soft_weight=1.0, base_kl_weight=1.0, learning_rate=1e-6, max_steps=1))
     assert log_of(settings().out)[0]["clean"] == pytest.approx(0, abs=1e-4)  # still the base
+
+
+def test_the_clean_stream_is_trained_in_its_share_of_the_steps(settings):
+    train(settings(clean_share=0.3, accumulate=2, max_steps=7, log_every=1))
+    steps = [entry for entry in log_of(settings().out) if "noisy" in entry]
+    assert ["clean" in entry for entry in steps] == [True, False, False, True, False, False, True]
 
 
 # --- the same figures, however it is run -----------------------------------------------------------
@@ -358,6 +373,7 @@ def test_a_gradient_that_is_no_number_ends_the_run_before_it_is_applied(settings
         {"tune": "full", "merge": True},
         {"tune": "full", "base_kl_weight": 0.5},
         {"stop_clean_gradient": True, "gradient_checkpointing": True},
+        {"clean_share": 0.5, "gradient_checkpointing": True},
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_is_loaded(settings, changes):

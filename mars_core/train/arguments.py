@@ -104,6 +104,13 @@ class TrainSettings:
         False, "objective", "no gradients through the clean keys and values that masks read: cheaper"
     )
 
+    clean_share: float = option(
+        1.0,
+        "objective",
+        "0 to 1: the clean stream is trained in this share of the steps, each weighing as much more: cheaper",
+        "P",
+    )
+
     tune: Tune = option("lora", "what is trained", "a LoRA adapter, or all weights (full)")
     lora_rank: int = option(32, "what is trained", "rank of the adapter", "R")
     lora_alpha: float | None = option(
@@ -171,8 +178,11 @@ class TrainSettings:
                 raise MarsError(f"{name} is {getattr(self, name)!r}; it must be less than 1.")
         if self.epochs == 0 and self.max_steps is None:
             raise MarsError("epochs is 0: there would be nothing to do. Give a number above 0.")
-        if self.stop_clean_gradient and self.gradient_checkpointing:
-            raise MarsError("stop_clean_gradient does not go with gradient_checkpointing; leave one out.")
+        if (self.stop_clean_gradient or self.clean_share < 1) and self.gradient_checkpointing:
+            raise MarsError(
+                "stop_clean_gradient, and clean_share below 1, do not go with gradient_checkpointing; leave "
+                "one out."
+            )
         if self.tune == "full" and (self.init_adapter or self.train_mask_row or self.merge):
             raise MarsError("init_adapter, train_mask_row and merge belong to tune lora; leave them out.")
         if self.tune == "full" and self.base_kl_weight > 0:
@@ -193,6 +203,7 @@ class TrainSettings:
             offset_decay=self.offset_decay,
             base_kl_weight=self.base_kl_weight,
             stop_clean_gradient=self.stop_clean_gradient,
+            clean_share=self.clean_share,
             mask_token_id=mask_token_id,
         )
 

@@ -56,6 +56,7 @@ class Batch:
         noisy_at: [2, K], row and column (within the noisy part) of the mask that predicts label 0 … K − 1;
             in the objective `ar` K is 0.
         offsets: [K], how far behind the last token that it is sure of each mask predicts: 2 … B + 1.
+        trains_clean: the clean stream has a loss, which not every step of a run need have (`clean_share`).
     """
 
     documents: tuple[Document, ...]
@@ -66,6 +67,7 @@ class Batch:
     clean_at: torch.Tensor
     noisy_at: torch.Tensor
     offsets: torch.Tensor
+    trains_clean: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ talking.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,7 +113,10 @@ def costs_of(examples: Sequence[Example], settings: ObjectiveSettings) -> list[i
 
 
 class Batches(Dataset[dict[str, Batch]]):
-    """Batch number n of a list, laid out; its block phases are drawn from a stream of its own."""
+    """Batch number n of a list, laid out; its block phases are drawn from a stream of its own.
+
+    Steps that train the clean stream, `clean_share` of all, are spread evenly, the first among them.
+    """
 
     def __init__(
         self,
@@ -119,8 +124,10 @@ class Batches(Dataset[dict[str, Batch]]):
         examples: Sequence[Example],
         settings: ObjectiveSettings,
         seed: int,
+        batches_per_step: int = 1,
     ) -> None:
         self.batches = batches
+        self.batches_per_step = batches_per_step
         self.examples = examples
         self.settings = settings
         self.seed = seed
@@ -130,7 +137,16 @@ class Batches(Dataset[dict[str, Batch]]):
 
     def __getitem__(self, number: int) -> dict[str, Batch]:
         examples = [self.examples[i] for i in self.batches[number]]
-        return {"batch": collate(examples, self.settings, generator_of(self.seed, number))}
+        batch = collate(examples, self.settings, generator_of(self.seed, number))
+        trains_clean = evenly_chosen(number // self.batches_per_step, self.settings.clean_share)
+        # without masks the clean stream's loss is all there is
+        trains_clean = trains_clean or not batch.noisy_at.numel()
+        return {"batch": dataclasses.replace(batch, trains_clean=trains_clean)}
+
+
+def evenly_chosen(number: int, share: float) -> bool:
+    """Whether number 0, 1, 2, … is one of a share that is spread evenly and begins with 0."""
+    return number == 0 or math.ceil((number + 1) * share) > math.ceil(number * share)
 
 
 def loader(batches: Batches, process: int, num_processes: int, workers: int = 0) -> DataLoader[Any]:

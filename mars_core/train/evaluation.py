@@ -85,7 +85,12 @@ def held_out_sums(
 def evaluation_settings(settings: ObjectiveSettings) -> ObjectiveSettings:
     """The same blocks and masks, hard targets."""
     return dataclasses.replace(
-        settings, soft_weight=0.0, offset_decay=1.0, base_kl_weight=0.0, stop_clean_gradient=False
+        settings,
+        soft_weight=0.0,
+        offset_decay=1.0,
+        base_kl_weight=0.0,
+        stop_clean_gradient=False,
+        clean_share=1.0,
     )
 
 

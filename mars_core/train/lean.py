@@ -54,6 +54,7 @@ def lean_losses(
     Raises:
         MarsError: a model, or a combination of settings, that cannot work.
     """
+    settings = settings.of_step(batch.trains_clean)
     check_base(settings, base_model)
     _check_checkpointing(model, settings)
 
@@ -71,7 +72,8 @@ def _check_checkpointing(model: nn.Module, settings: ObjectiveSettings) -> None:
     if settings.stop_clean_gradient and model.training and causal_lm(model).is_activation_checkpointing:
         # transformers leaves out the cache that the noisy stream would read
         raise MarsError(
-            "stop_clean_gradient does not go with gradient checkpointing; switch one of the two off."
+            "stop_clean_gradient, and clean_share below 1, do not go with gradient checkpointing; switch one "
+            "of the two off."
         )
 
 
@@ -79,17 +81,20 @@ def _states(model: nn.Module, batch: Batch, settings: ObjectiveSettings) -> tupl
     """Final hidden states at `batch.clean_at`, [N, H], and at `batch.noisy_at`, [K, H]."""
     num_clean = batch.num_clean_columns
     if settings.stop_clean_gradient and batch.input_ids.shape[1] > num_clean:
-        clean, noisy = _streams_apart(model, batch)
+        clean, noisy = _streams_apart(model, batch, settings)
     else:
         states = _feed(model, batch, slice(None))
         clean, noisy = states[:, :num_clean], states[:, num_clean:]
     return clean[tuple(batch.clean_at)], noisy[tuple(batch.noisy_at)]
 
 
-def _streams_apart(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def _streams_apart(
+    model: nn.Module, batch: Batch, settings: ObjectiveSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden states of both streams, the noisy one reading clean keys and values cut off from the graph."""
     cache = DynamicCache()
-    clean = _feed(model, batch, slice(0, batch.num_clean_columns), cache)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not settings.clean_is_only_read):
+        clean = _feed(model, batch, slice(0, batch.num_clean_columns), cache)
     layer: Any
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
@@ -161,7 +166,8 @@ class _Chunks:
 
     def of_chunk(self, rows: slice, clean: torch.Tensor, noisy: torch.Tensor) -> _Sums:
         labels, num_noisy = self.labels[rows], len(noisy)
-        log_clean = log_softmax(head_logits(self.model, clean), -1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.settings.clean_is_only_read):
+            log_clean = log_softmax(head_logits(self.model, clean), -1)
         log_noisy = log_softmax(head_logits(self.model, noisy), -1) if num_noisy else log_clean[:0]
         hard_clean = nll_loss(log_clean, labels, reduction="none")
         clean_loss = self._clean_loss(rows, log_clean, hard_clean)
@@ -215,6 +221,13 @@ def _joined(chunks: list[_Sums]) -> tuple[torch.Tensor, ...]:
     return *sums, *(torch.cat([getattr(c, name) for c in chunks]) for name in ("label_hits", "clean_hits"))
 
 
+def _gradients(total: torch.Tensor, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """d total / d input of each; zeros for what it does not depend on."""
+    if not total.requires_grad:  # labels without a mask, in a step that only reads the clean stream
+        return tuple(torch.zeros_like(tensor) for tensor in inputs)
+    return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+
+
 class _WithGradients(torch.autograd.Function):
     """`_Chunks.sums` whose gradients are computed on the way forward, while a chunk's logits exist."""
 
@@ -229,9 +242,7 @@ class _WithGradients(torch.autograd.Function):
             with torch.enable_grad():
                 leaves = [part.detach().requires_grad_() for part in parts]
                 chunk = chunks.of_chunk(rows, *leaves)
-                gradients = torch.autograd.grad(
-                    chunk.total, [*leaves, *weights], allow_unused=True, materialize_grads=True
-                )
+                gradients = _gradients(chunk.total, [*leaves, *weights])
             of_states.append(gradients[:2])
             for total, gradient in zip(of_weights, gradients[2:], strict=True):
                 total += gradient

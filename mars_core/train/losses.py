@@ -39,6 +39,9 @@ class ObjectiveSettings:
         stop_clean_gradient: masks read the clean stream's keys and values without sending gradients back
             through them: cheaper, and the clean stream is trained by its own loss alone. Does not go with
             gradient checkpointing.
+        clean_share: above 0, 1 at most: the clean stream has a loss in this share of a run's steps, and it
+            weighs 1 / clean_share as much there. In the others it is only read: no loss, no gradients, no
+            base. Below 1 it does not go with gradient checkpointing.
         mask_token_id: the token that stands for "not known yet".
 
     Raises:
@@ -53,6 +56,7 @@ class ObjectiveSettings:
     offset_decay: float = 1.0
     base_kl_weight: float = 0.0
     stop_clean_gradient: bool = False
+    clean_share: float = 1.0
     mask_token_id: int
 
     def __post_init__(self) -> None:
@@ -64,6 +68,12 @@ class ObjectiveSettings:
         _real("soft_weight", self.soft_weight, 1)
         _real("offset_decay", self.offset_decay, 1)
         _real("base_kl_weight", self.base_kl_weight, 1)
+        _real("clean_share", self.clean_share, 1)
+        if self.clean_share == 0 or (self.clean_share < 1 and not self.has_noisy_stream):
+            raise MarsError(
+                f"clean_share is {self.clean_share!r}; it must be above 0, and 1 for the objective ar, which "
+                "has no other loss. To leave the clean stream's loss out, set ar_weight to 0."
+            )
         if not isinstance(self.stop_clean_gradient, bool):
             raise MarsError(f"stop_clean_gradient is {self.stop_clean_gradient!r}; allowed is True or False.")
 
@@ -71,6 +81,21 @@ class ObjectiveSettings:
     def has_noisy_stream(self) -> bool:
         """False for ordinary supervised fine-tuning."""
         return self.objective == "mars"
+
+    @property
+    def clean_is_only_read(self) -> bool:
+        """True where no gradient at all goes into the clean stream."""
+        return self.has_noisy_stream and self.stop_clean_gradient and self.ar_weight == 0
+
+    def of_step(self, trains_clean: bool) -> ObjectiveSettings:
+        """These settings in a step whose clean stream has a loss, or has none (`clean_share`)."""
+        if self.clean_share == 1:
+            return self
+        if trains_clean:
+            return dataclasses.replace(self, ar_weight=self.ar_weight / self.clean_share, clean_share=1.0)
+        return dataclasses.replace(
+            self, ar_weight=0.0, base_kl_weight=0.0, stop_clean_gradient=True, clean_share=1.0
+        )
 
     def weights_of(self, offsets: torch.Tensor) -> torch.Tensor:
         """Offsets [K], 1 or more → the weight of the loss there [K]."""
@@ -90,7 +115,7 @@ class Losses:
         noisy: loss of the noisy stream, per response token.
         clean: loss of the clean stream, per response token.
         num_noisy: response tokens that the noisy stream predicts; 0 for the objective `ar`.
-        num_clean: response tokens that the clean stream predicts.
+        num_clean: response tokens that the clean stream is trained to predict; 0 where it is only read.
         trials: [B − 1], entry k − 2: predictions that masks made at offset k = 2 … B, those that decoding
             with B − 1 masks makes. (The last mask of a block predicts offset B + 1; it is trained, and
             not counted here.)
@@ -137,7 +162,7 @@ class Losses:
             noisy=noisy.detach() / divisor,
             clean=clean.detach() / divisor,
             num_noisy=num_labels if settings.has_noisy_stream else 0,
-            num_clean=num_labels,
+            num_clean=0 if settings.clean_is_only_read else num_labels,
             trials=counts[0],
             label_hits=counts[1],
             clean_hits=counts[2],

@@ -28,6 +28,7 @@ def plain_losses(
     num_labels: int | None = None,
 ) -> Losses:
     """The losses of a batch. Arguments and errors are those of `lean_losses`."""
+    settings = settings.of_step(batch.trains_clean)
     check_base(settings, base_model)
     device = batch.labels.device
     noisy = clean = torch.zeros((), device=device)
@@ -73,7 +74,8 @@ def _streams(
     if settings.has_noisy_stream and not settings.stop_clean_gradient:
         logits = _logits(model, torch.cat([noisy_ids, ids]), mask, length)
         return logits[:length], logits[length:]
-    clean = _logits(model, ids, mask[length:, length:], length)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not settings.clean_is_only_read):
+        clean = _logits(model, ids, mask[length:, length:], length)
     if not settings.has_noisy_stream:
         return clean, clean
     cache = DynamicCache()

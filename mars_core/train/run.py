@@ -123,7 +123,7 @@ def _trainer(
     trainer = MarsTrainer(
         model,
         _arguments(settings, plan, evaluate=bool(held_out and settings.eval_every), resumed=resumed),
-        Batches(plan.batches, data.train, objective, settings.seed),
+        Batches(plan.batches, data.train, objective, settings.seed, plan.batches_per_step),
         Batches(held_out, data.held_out, objective, seed=0),
         base_model=base_of_adapter(model) if settings.base_kl_weight else None,
         decode=decode if prompts else None,
