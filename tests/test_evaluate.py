@@ -189,6 +189,14 @@ class TestAgreement:
         assert found.equal_interval == wilson(5, 5)
         assert found.ar_generation.tokens_per_forward == 1
 
+    def test_a_text_that_both_ways_gave_is_scored_once(self, monkeypatch):
+        scored = []
+        once = lambda loaded, texts: scored.extend(texts) or score(loaded, texts)  # noqa: E731
+        monkeypatch.setattr("mars_core.evaluate.agreement.score", once)
+        lossless = DecodeSettings(threshold=1.0, verify=True, layout="full", max_new_tokens=12)
+        found = agreement(tiny_loaded(), self.PROMPTS, lossless, batch_size=2)
+        assert found.num_equal == len(scored) == 5
+
     def test_accepting_all_tells_where_the_texts_part_and_what_it_costs(self):
         loaded = tiny_loaded()
         eager = DecodeSettings(threshold=0.0, max_new_tokens=12)

@@ -68,7 +68,7 @@ def agreement(
     ours = _answer(engine, prompts, settings, batch_size, "Decoding to compare")
     places = [first_difference(a.ids, b.ids) for a, b in zip(ours, ar, strict=True) if a.ids != b.ids]
     num_equal = len(prompts) - len(places)
-    nll, ar_nll = (_nll(loaded, prompts, given) for given in (ours, ar))
+    nll, ar_nll = _nll(loaded, prompts, ours, ar)
     differences = [a - b for a, b in zip(nll, ar_nll, strict=True)]
     return Agreement(
         num_prompts=len(prompts),
@@ -95,7 +95,11 @@ def _answer(
     return [found[number] for number in range(len(prompts))]
 
 
-def _nll(loaded: LoadedModel, prompts: Sequence[Sequence[int]], given: Sequence[Answer]) -> list[float]:
-    """−ln p a token of each answer."""
-    texts = [behind(ids, answer.ids) for ids, answer in zip(prompts, given, strict=True)]
-    return [-mean(scores.log_probabilities) for scores in score(loaded, texts)]
+def _nll(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], *given: Sequence[Answer]
+) -> list[list[float]]:
+    """−ln p a token of each answer, for each way of answering; a text that two ways gave is scored once."""
+    texts = [[behind(ids, answer.ids) for ids, answer in zip(prompts, way, strict=True)] for way in given]
+    distinct = list(dict.fromkeys(text for way in texts for text in way))
+    found = dict(zip(distinct, score(loaded, distinct), strict=True))
+    return [[-mean(found[text].log_probabilities) for text in way] for way in texts]
