@@ -44,23 +44,21 @@ def look(number: int) -> Look:
     return LOOKS[number % len(LOOKS)]
 
 
-def styled(figure: go.Figure, dark: bool = False) -> go.Figure:
+def styled(figure: go.Figure) -> go.Figure:
     """Give `figure` the page's look: fonts, grid, margins, legend below, image button only. Changes it.
 
-    Args:
-        dark: light ink on dark paper in saved images.
+    Colours are those of a saved image, which is light; the page shows its own scheme's (charts.css).
     """
     # on a phone each name has a row of its own: more room, so that they do not take the chart's
     rows = max(1, sum(trace.showlegend is not False for trace in figure.data))
-    ink, paper = ("#eceff4", "#18181b") if dark else ("#1d2430", "#ffffff")
     figure.update_layout(
         template=go.layout.Template(),
         autosize=True,
         height=HEIGHT + _LEGEND_ROW * (rows - 1),
         margin={"l": _SIDE, "r": _SIDE, "t": _TOP, "b": _FOOT + _LEGEND_ROW},
-        paper_bgcolor=paper,
+        paper_bgcolor="#ffffff",
         plot_bgcolor="rgba(0, 0, 0, 0)",
-        font={"family": FONT, "size": 12.5, "color": ink},
+        font={"family": FONT, "size": 12.5, "color": "#1d2430"},
         showlegend=figure.layout.showlegend is not False and bool(figure.data),
         title={
             "x": 0,
@@ -99,7 +97,7 @@ def styled(figure: go.Figure, dark: bool = False) -> go.Figure:
     return figure
 
 
-def sentence(title: str, text: str, dark: bool = False) -> go.Figure:
+def sentence(title: str, text: str) -> go.Figure:
     """A chart that has no data, and says why in place of empty axes.
 
     Args:
@@ -109,7 +107,7 @@ def sentence(title: str, text: str, dark: bool = False) -> go.Figure:
     figure.add_annotation(
         text=text, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 13.5}
     )
-    styled(figure, dark)
+    styled(figure)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     return figure

@@ -29,7 +29,7 @@ DECIDED = {
 }
 
 
-def throughput(lanes: Mapping[str, Sequence[StepEvent]], *, dark: bool = False) -> go.Figure:
+def throughput(lanes: Mapping[str, Sequence[StepEvent]]) -> go.Figure:
     """Tokens per second of compute over compute time, a line for each lane.
 
     Args:
@@ -39,7 +39,7 @@ def throughput(lanes: Mapping[str, Sequence[StepEvent]], *, dark: bool = False) 
     progress = {name: Progress.of(events) for name, events in lanes.items()}
     window_s = window_of(progress.values())
     if not any(lane.end_s > window_s > 0 for lane in progress.values()):
-        return sentence(title, _too_short(progress), dark)
+        return sentence(title, _too_short(progress))
     figure = go.Figure(layout={"title": {"text": title}})
     for number, (name, lane) in enumerate(progress.items()):
         if lane.end_s > window_s:
@@ -50,10 +50,10 @@ def throughput(lanes: Mapping[str, Sequence[StepEvent]], *, dark: bool = False) 
     figure.update_traces(hovertemplate="%{y:.1f} tok/s<br>at %{x:.2f} s of compute")
     figure.update_xaxes(title_text="compute time after the prompt, s", range=[0, _longest(progress.values())])
     figure.update_yaxes(title_text=f"tok/s, mean of the last {window_s:g} s", rangemode="tozero")
-    return styled(figure, dark)
+    return styled(figure)
 
 
-def race(lanes: Mapping[str, Sequence[StepEvent]], *, dark: bool = False) -> go.Figure:
+def race(lanes: Mapping[str, Sequence[StepEvent]]) -> go.Figure:
     """Committed tokens over compute time, a line for each lane, a marker where it ended.
 
     Args:
@@ -62,7 +62,7 @@ def race(lanes: Mapping[str, Sequence[StepEvent]], *, dark: bool = False) -> go.
     title = "Tokens over time"
     progress = {name: Progress.of(events) for name, events in lanes.items()}
     if not any(lane.end_s > 0 for lane in progress.values()):
-        return sentence(title, _too_short(progress), dark)
+        return sentence(title, _too_short(progress))
     figure = go.Figure(layout={"title": {"text": title}})
     for number, (name, lane) in enumerate(progress.items()):
         thin, end = lane.thinned(), f"{lane.tokens[-1]} tokens, {lane.end_s:.3g} s"
@@ -74,15 +74,15 @@ def race(lanes: Mapping[str, Sequence[StepEvent]], *, dark: bool = False) -> go.
     figure.update_traces(line_shape="hv", selector={"mode": "lines"})  # they come at the end of a forward
     figure.update_xaxes(title_text="compute time after the prompt, s", rangemode="tozero")
     figure.update_yaxes(title_text="tokens committed", rangemode="tozero")
-    return styled(figure, dark)
+    return styled(figure)
 
 
-def tokens_per_forward_histogram(events: Sequence[StepEvent], *, dark: bool = False) -> go.Figure:
+def tokens_per_forward_histogram(events: Sequence[StepEvent]) -> go.Figure:
     """How many forwards committed one token, two, …; and the mean."""
     title = "Tokens per forward"
     counts = Counter(len(event.committed) for event in events if event.committed)
     if not counts:
-        return sentence(title, "No forward committed a token.", dark)
+        return sentence(title, "No forward committed a token.")
     most, num_forwards = max(counts), counts.total()
     mean = sum(count * number for count, number in counts.items()) / num_forwards
     places = list(range(1, most + 1))
@@ -98,16 +98,16 @@ def tokens_per_forward_histogram(events: Sequence[StepEvent], *, dark: bool = Fa
     figure.update_xaxes(title_text="tokens committed by one forward", range=[0.4, max(most, 4) + 0.6])
     figure.update_xaxes(**_whole_ticks(most))
     figure.update_yaxes(title_text=f"forwards (of {num_forwards})", rangemode="tozero")
-    return styled(figure, dark)
+    return styled(figure)
 
 
-def acceptance_by_offset(events: Sequence[StepEvent], *, dark: bool = False) -> go.Figure:
+def acceptance_by_offset(events: Sequence[StepEvent]) -> go.Figure:
     """The share of forwards that committed at least k tokens, by how the k-th was decided; and how many of
     the k-th drafts were verified, where drafts were fed."""
     title = "How far a forward got"
     forwards = [event for event in events if event.committed]
     if not forwards:
-        return sentence(title, "No forward committed a token.", dark)
+        return sentence(title, "No forward committed a token.")
     most = max(len(event.committed) for event in forwards)
     places = list(range(1, most + 1))
     figure = go.Figure(layout={"title": {"text": title}, "barmode": "stack", "bargap": 0.15})
@@ -132,10 +132,10 @@ def acceptance_by_offset(events: Sequence[StepEvent], *, dark: bool = False) -> 
     figure.update_xaxes(title_text="place k in the forward", range=[0.4, max(most, 4) + 0.6])
     figure.update_xaxes(**_whole_ticks(most))
     figure.update_yaxes(title_text="share of forwards, %", range=[0, 104])
-    return styled(figure, dark)
+    return styled(figure)
 
 
-def confidence_histogram(events: Sequence[StepEvent], *, dark: bool = False) -> go.Figure:
+def confidence_histogram(events: Sequence[StepEvent]) -> go.Figure:
     """How sure the predictions behind masks were, those committed against those not, and τ.
 
     Of those not committed, the ones that the next forward verified are marked apart. Where the metric changed
@@ -144,11 +144,11 @@ def confidence_histogram(events: Sequence[StepEvent], *, dark: bool = False) -> 
     title = "Confidence behind masks"
     masked = [event for event in events if not event.one_token and event.window_length]
     if not masked:
-        return sentence(title, "One token a forward:<br>nothing was predicted behind masks.", dark)
+        return sentence(title, "One token a forward:<br>nothing was predicted behind masks.")
     metric = Counter(event.metric for event in masked).most_common(1)[0][0]
     groups = predictions_by_fate(events, metric)
     if not any(groups.values()):
-        return sentence(title, "No prediction was made behind masks.", dark)
+        return sentence(title, "No prediction was made behind masks.")
     entropy = metric == "entropy"
     edges = bin_edges([value for values in groups.values() for value in values], entropy)
     unit = " nats" if entropy else ""
@@ -162,7 +162,7 @@ def confidence_histogram(events: Sequence[StepEvent], *, dark: bool = False) -> 
     _mark(figure, thresholds, _thresholds_text(thresholds, unit), TAU, float(edges[-1]))
     figure.update_xaxes(title_text=_confidence_title(metric), range=[float(edges[0]), float(edges[-1])])
     figure.update_yaxes(title_text="predictions", rangemode="tozero")
-    return styled(figure, dark)
+    return styled(figure)
 
 
 # ---- parts ----

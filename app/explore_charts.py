@@ -46,9 +46,7 @@ Y_AXES: dict[str, Measure] = {
 }
 
 
-def pareto(
-    rows: Sequence[PointFigures], x: str, y: str, *, with_paper: bool = False, dark: bool = False
-) -> go.Figure:
+def pareto(rows: Sequence[PointFigures], x: str, y: str, *, with_paper: bool = False) -> go.Figure:
     """Speed against what it costs: a point for each setting, up and to the right is better.
 
     Args:
@@ -59,7 +57,7 @@ def pareto(
     title = "Speed against agreement" if y != "log_likelihood" else "Speed against likelihood"
     shown = [row for row in rows if _value(row, x) is not None and _value(row, y) is not None]
     if not shown:
-        return sentence(title, _NO_POINTS, dark)
+        return sentence(title, _NO_POINTS)
     figure = go.Figure(layout={"title": {"text": title}})
     for number, (name, members) in enumerate(_series(shown).items()):
         figure.add_trace(_points(name, members, x, y, look(number)))
@@ -69,7 +67,7 @@ def pareto(
     if with_paper and x == "tokens_per_forward":
         _lay_paper_over(figure)
     figure.update_layout(xaxis_title_text=X_AXES[x].title, yaxis_title_text=Y_AXES[y].title)
-    return _higher(styled(figure, dark), PARETO_HEIGHT, _num_named(figure))
+    return _higher(styled(figure), PARETO_HEIGHT, _num_named(figure))
 
 
 def _series(rows: Sequence[PointFigures]) -> dict[str, list[PointFigures]]:
@@ -164,7 +162,6 @@ def what_if_chart(
     *,
     ran: float | None = None,
     source: str = "",
-    dark: bool = False,
 ) -> go.Figure:
     """Estimated tok/fwd at every τ, and what was measured.
 
@@ -177,7 +174,7 @@ def what_if_chart(
     """
     title = "What if τ were …"
     if point is None or estimates is None:
-        return sentence(title, "A run with masks is needed:<br>one below τ's exact end, or verified.", dark)
+        return sentence(title, "A run with masks is needed:<br>one below τ's exact end, or verified.")
     figure = go.Figure(layout={"title": {"text": title}})
     figure.add_trace(
         go.Scatter(
@@ -200,7 +197,7 @@ def what_if_chart(
     unit = ", nats" if point.metric == "entropy" else ""
     figure.update_xaxes(title_text=f"threshold τ on {point.metric}{unit}")
     figure.update_yaxes(title_text="tokens a forward (tok/fwd)", rangemode="tozero")
-    return styled(figure, dark)
+    return styled(figure)
 
 
 def _measured(rows: Sequence[PointFigures]) -> go.Scatter:
@@ -222,13 +219,11 @@ def _marks(points: Sequence[GridPoint], values: Sequence[float], **options: Any)
     )
 
 
-def calibration_strip(
-    bins: Sequence[CalibrationBin], point: GridPoint | None, *, dark: bool = False
-) -> go.Figure:
+def calibration_strip(bins: Sequence[CalibrationBin], point: GridPoint | None) -> go.Figure:
     """Of tokens accepted at about one confidence, how many AR would have chosen."""
     title = "Can confidence be trusted?"
     if point is None or not bins:
-        return sentence(title, "No token was accepted behind a mask:<br>include a lower τ.", dark)
+        return sentence(title, "No token was accepted behind a mask:<br>include a lower τ.")
     names = [_bin_name(item) for item in bins]
     shares = [100 * item.share for item in bins]
     figure = go.Figure(layout={"title": {"text": title}})
@@ -264,7 +259,7 @@ def calibration_strip(
         range=[-aside, len(bins) - 1 + aside],
     )
     figure.update_yaxes(title_text="agrees with AR, %", range=[0, 104])
-    return _higher(styled(figure, dark), STRIP_HEIGHT, _num_named(figure))
+    return _higher(styled(figure), STRIP_HEIGHT, _num_named(figure))
 
 
 def _bin_name(item: CalibrationBin) -> str:

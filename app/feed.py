@@ -178,7 +178,9 @@ def messages(
 ) -> Iterator[Message]:
     """Run `events` through `feed`: the reset at once, then at most one message an interval, then the
     final one."""
-    yield feed.take() or feed.snapshot()
+    first = feed.take()
+    assert first is not None  # it clears the view of the run before
+    yield first
     due = time.monotonic() + interval_s
     for event in events:
         feed.push(event)

@@ -59,17 +59,13 @@ class RunCharts:
             gr.HTML(f"<p class='mars-chart-note'>{note}</p>", apply_default_css=False)
         return plot
 
-    def update(self, events: Sequence[StepEvent] | None, dark: bool = False) -> list[Any]:
+    def update(self, events: Sequence[StepEvent] | None) -> list[Any]:
         """Values for `outputs`: to be called when a run has ended, for Plotly draws them all anew. None hides
-        the charts.
-
-        Args:
-            dark: light ink on dark paper in saved images; the page shows its own scheme whatever this is.
-        """
+        the charts."""
         if events is None:
             return [gr.update(visible=False), *[None] * len(self.plots)]
         figures = {
-            name: draw({"this run": events} if draw is throughput else events, dark=dark)
+            name: draw({"this run": events} if draw is throughput else events)
             for name, (draw, _) in CHARTS.items()
         }
         return [gr.update(visible=True), *(plot_value(figure, name) for name, figure in figures.items())]

@@ -195,12 +195,10 @@ def test_forwards_that_took_no_measurable_time_are_no_endless_speed():
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=NAMES)
-def test_dark_is_for_saved_images(figure):
+def test_saved_images_are_light(figure):
     events = answer("one two three four five six seven eight nine ten eleven")
     light = figure(events).layout
     assert light.font.color == "#1d2430" and light.paper_bgcolor == "#ffffff"
-    dark = race({"one": events}, dark=True).layout
-    assert dark.font.color == "#eceff4" and dark.paper_bgcolor == "#18181b"
 
 
 def test_names_from_outside_are_text():

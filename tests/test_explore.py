@@ -134,13 +134,12 @@ def test_the_paper_is_off_by_default_and_has_an_axis_of_its_own(result):
     assert len(pareto(result.figures, "speedup", "agreement", with_paper=True).data) == 3
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_without_data_a_chart_says_what_is_missing(dark):
+def test_without_data_a_chart_says_what_is_missing():
     for figure in (
-        pareto([], "speedup", "agreement", dark=dark),
-        what_if_chart(None, [], None, dark=dark),
-        what_if_chart(POINT, [0.5], None, dark=dark),
-        calibration_strip([], POINT, dark=dark),
+        pareto([], "speedup", "agreement"),
+        what_if_chart(None, [], None),
+        what_if_chart(POINT, [0.5], None),
+        calibration_strip([], POINT),
     ):
         assert len(figure.data) == 0 and figure.layout.annotations[0].text
 
