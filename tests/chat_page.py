@@ -62,7 +62,13 @@ def wait_written(page: Any, letters: int = 1) -> None:
 def wait_answer(page: Any, timeout_s: float = 120) -> str:
     """Wait until the answer is complete; the text of the token view."""
     page.wait_for_selector("#thread[data-state=answered]", timeout=timeout_s * 1000)
+    wait_drawn(page)
     return shown_text(page)
+
+
+def wait_drawn(page: Any) -> None:
+    """Wait until the view has drawn the end of an answer: it may take a frame longer than the thread."""
+    page.wait_for_selector("#token-view .mars-view:not([data-state=running])", state="attached")
 
 
 def shown_text(page: Any) -> str:

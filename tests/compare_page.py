@@ -74,6 +74,9 @@ def race(page: Any, text: str) -> None:
 def wait_result(page: Any, timeout_s: float = 120) -> list[str]:
     """Wait until the race is over; the answers of both lanes, character by character."""
     page.wait_for_selector("#compare[data-state=done]", timeout=timeout_s * 1000)
+    for side in ("left", "right"):  # the views may take a frame longer
+        running = f"#compare-{side} .mars-view[data-state=running]"
+        page.wait_for_selector(running, state="detached")
     return [shown_text(page, side) for side in ("left", "right")]
 
 

@@ -19,7 +19,7 @@ from app.page import build_page, launch_options
 from mars_core import Engine, StepEvent
 from mars_core.planner import NOMINAL_COSTS
 from tests.browser import serving
-from tests.chat_page import ask, chat, shown_text
+from tests.chat_page import ask, chat, shown_text, wait_drawn
 from tests.scripted import always, scripted_loaded
 from tests.scripted_events import event, token
 
@@ -97,17 +97,32 @@ def _forward(number: int, is_last: bool) -> StepEvent:
     return event(number, words, guesses, finish_reason="length" if is_last else None, seconds=0.008)
 
 
+def _click_a_token(page: Any) -> float:
+    """Seconds from a click on a token of the running answer to its card."""
+    page.wait_for_function("document.querySelectorAll('#token-view .mars-cell').length > 500")
+    page.evaluate("scrollTo(0, 0)")  # from here on the page stays where the reader is
+    clicked = time.monotonic()
+    page.locator("#token-view .mars-cell").nth(3).click()
+    page.wait_for_selector(".mars-card:not([hidden])")
+    seconds = time.monotonic() - clicked
+    assert page.get_attribute("#thread", "data-state") == "running"
+    return seconds
+
+
 @pytest.fixture(scope="module")
 def answer(chromium: Any) -> Iterator[SimpleNamespace]:
     """What was seen of one answer: `messages` (sizes), `seconds` it took, `late` by how many the page was,
-    `text`, `frames` drawn while it was written and `longest_s` between two of them."""
+    `text`, `frames` drawn while it was written and `longest_s` between two of them, `click_s` from a click on
+    a token, while it was written, to the card that it opens."""
     engine = PacedEngine(scripted_loaded(always()), costs=lambda: NOMINAL_COSTS)
     demo = build_page(engine, LiveRegistry(), OneTokenBaseline())
     with serving(demo, **launch_options()) as url, chat(chromium, SimpleNamespace(url=url)) as page:
         page.set_default_timeout(180_000)
         page.evaluate(WATCH)
         ask(page, "go on")
+        click_s = _click_a_token(page)
         page.wait_for_function("window.watched.answered")
+        wait_drawn(page)
         watched = page.evaluate("window.watched")
         yield SimpleNamespace(
             messages=watched["messages"],
@@ -116,6 +131,7 @@ def answer(chromium: Any) -> Iterator[SimpleNamespace]:
             text=shown_text(page),
             frames=watched["frames"],
             longest_s=watched["longest"] / 1000,
+            click_s=click_s,
             problems=page.problems,
         )
 
@@ -137,6 +153,11 @@ def test_a_message_does_not_grow_with_the_answer(answer: SimpleNamespace) -> Non
     first, last = (statistics.median(part) for part in (streamed[:quarter], streamed[-quarter:]))
     assert last < 2 * first
     assert sum(streamed) < MOST_BYTES_PER_TOKEN * NUM_TOKENS
+
+
+def test_a_click_is_answered_while_it_is_written(answer: SimpleNamespace) -> None:
+    print(f"a token's card {answer.click_s:.2f} s after the click")
+    assert answer.click_s < 5
 
 
 def test_the_page_draws_all_the_while_and_ends_with_the_engine(answer: SimpleNamespace) -> None:
