@@ -3,17 +3,27 @@
 element.classList.add("explore-part");
 installStyle(STYLE);
 const host = element.querySelector(".mars-part");
+const EMPTY =
+  "Here the settings of a sweep stand against each other, in a chart and in a table, while it runs. A click on one " +
+  "sets its τ in Chat.";
+const empty = host.appendChild(make("p", "explore-note explore-empty", EMPTY));
 const scroll = host.appendChild(make("div", "explore-scroll"));
 Object.assign(scroll, { tabIndex: 0, role: "region", ariaLabel: "Figures of each setting" });
 const table = scroll.appendChild(make("table", "explore-table"));
 const note = host.appendChild(make("p", "explore-note"));
 const meanings = host.appendChild(make("details", "explore-meanings"));
-host.hidden = true;
+const parts = [scroll, note, meanings];
+const showTable = (shows) => {
+  empty.hidden = shows;
+  for (const part of parts) part.hidden = !shows;
+};
+showTable(false);
 
 follow((batch) => {
   const message = batch.at(-1);
-  host.hidden = !message || !message.rows.length;
-  if (host.hidden) return;
+  const hasRows = Boolean(message?.rows.length);
+  showTable(hasRows);
+  if (!hasRows) return;
   const focused = table.contains(document.activeElement) ? document.activeElement.dataset.row : null;
   table.replaceChildren(head(message.columns), body(message.rows));
   if (focused) table.querySelector(`[data-row="${CSS.escape(focused)}"]`)?.focus();

@@ -114,7 +114,9 @@ def download(page: Any, button: str) -> str:
 
 def test_a_sweep_runs_is_drawn_and_saved(chromium, tiny):
     with explore(chromium, tiny, thresholds="0.1 0.2") as page:
+        page.wait_for_selector(".explore-empty")
         run(page)
+        assert not page.is_visible(".explore-empty")
         assert rows(page) == ["AR (one token a forward)", "τ 0.1, B 4", "τ 0.2, B 4"]
         assert "Done: 3 answers" in page.text_content(".explore-words")
         assert page.locator("#explore-pareto .scatterlayer .trace").count() == 2
