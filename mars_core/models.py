@@ -83,6 +83,8 @@ def load_model(
     context, context_notices = published.context_length(config)
     of_sizes = (*size_notices, *context_notices, *_tuning_notices(parts, facts))
     notices = _logged(*parts.notices, *dtype_notices, *model_notices, *tokens.notices, *of_sizes)
+    of_choices = {"mask_token_id": tokens.mask_origin, "block_size": size_origin, "device": device_origin}
+    of_choices |= {"dtype": dtype_origin, "attention": attention, "weights_layout": layout}
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -96,15 +98,7 @@ def load_model(
         mars_tuned=facts.mars_tuned,
         last_mask=facts.last_mask,
         name=parts.name,
-        origins=_origins(
-            parts,
-            mask_token_id=tokens.mask_origin,
-            block_size=size_origin,
-            device=device_origin,
-            dtype=dtype_origin,
-            attention=attention,
-            weights_layout=layout,
-        ),
+        origins=_origins(parts, **of_choices),
         notices=notices,
     )
 
