@@ -130,12 +130,18 @@ class Estimates:
     def update(self, result: SweepResult, run_of: str | None) -> list[Any]:
         """The charts of a sweep: of the runs at the setting of that name, else of those that tell most."""
         names = [point.name for point in result.estimable()]
-        name = run_of if run_of in names or not names else names[0]
+        if not names:
+            return self.hidden()
+        name = run_of if run_of in names else names[0]
         return self._values(what_if_of_sweep(result, name), gr.update(choices=names, value=name))
 
     def connect(self, result: gr.State, quick: dict[str, Any]) -> None:
-        """Another run, another curve."""
-        self.run_of.input(self._of_point, [result, self.run_of], self.outputs, **quick)
+        """Another run, another curve.
+
+        The name is taken as it comes: the choices grow during a sweep and change with the next one, so what a
+        browser sends may be of those before, which gradio would refuse and `what_if_of_sweep` does not.
+        """
+        self.run_of.input(self._of_point, [result, self.run_of], self.outputs, preprocess=False, **quick)
 
     def use_run(self, trace: gr.State, talks: dict[str, Any]) -> None:
         """Offer the curve of the answer whose `Trace` this state holds."""

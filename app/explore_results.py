@@ -105,7 +105,8 @@ class SweepResults:
             part.input(_draw_pareto, [self.result, *view], [self.pareto, self.source], **quick)
         drawn = [self.charts, self.pareto, self.source, self.saving, *self.estimates.outputs]
         inputs = [self.result, *view, self.estimates.run_of]
-        self.drawn_at.change(self._draw, inputs, drawn, **quick)
+        # as it comes: the name of the run may be of the choices before, see `Estimates.connect`
+        self.drawn_at.change(self._draw, inputs, drawn, preprocess=False, **quick)
         self.table.select(_choose, self.chosen, self.chosen, **talks)
         for button, write, script in (
             (self.save_csv, _csv, save_script("sweep", "csv", "text/csv")),

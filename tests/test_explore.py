@@ -11,7 +11,7 @@ import pytest
 
 from app.explore import ExploreTab, Refreshed
 from app.explore_charts import X_AXES, Y_AXES, calibration_strip, pareto, what_if_chart
-from app.explore_estimate import what_if_of_run, what_if_of_sweep
+from app.explore_estimate import Estimates, what_if_of_run, what_if_of_sweep
 from app.explore_form import OWN_PROMPTS, FormValues, duration, workload_line
 from app.explore_paper import paper, paper_curves, source_line
 from app.explore_results import _choose
@@ -168,6 +168,22 @@ def test_the_first_estimate_is_from_the_runs_nearest_to_ar_and_trust_from_the_lo
     assert (found.point.threshold, found.point.verify) == (0.2, False)
     assert (found.bins_of.threshold, found.bins_of.verify) == (0.05, False)
     assert sum(item.num_tokens for item in found.bins) > 0
+
+
+def test_nothing_is_chosen_where_nothing_can_be_estimated_from(result):
+    started = dataclasses.replace(result, answers=result.answers[:1])  # one-token mode's
+    assert not started.estimable()
+    with gr.Blocks():
+        estimates = Estimates()
+    box, run_of, *_ = estimates.update(started, "τ 0.6, B 4")
+    assert box == gr.update(visible=False) and run_of == gr.skip()
+    _, run_of, *_ = estimates.update(result, "τ 0.6, B 4")
+    assert run_of["value"] == "τ 0.2, B 4" and run_of["value"] in run_of["choices"]
+
+
+@pytest.mark.parametrize("name", ["τ 0.6, B 4", "", None, [], {}, 7])
+def test_a_name_of_another_sweep_is_that_of_none(result, name):
+    assert what_if_of_sweep(result, name).point == result.estimable()[0]
 
 
 def test_an_answer_of_chat_can_be_estimated_from_too():

@@ -182,6 +182,28 @@ def test_stopped_it_keeps_its_rows_and_can_be_started_again(chromium, slow):
         assert len(rows(page)) == 2 and page.problems == []
 
 
+def test_what_a_browser_asks_of_the_sweep_before_is_drawn_of_the_one_that_runs(chromium, slow):
+    with explore(chromium, slow, thresholds="0.6") as page:
+        slow.pause_s = 0.0
+        run(page)
+        page.get_by_label("Thresholds τ").fill("0.5")
+        held, late = True, list[Any]()  # the charts' own requests, with the choice of before
+        page.route("**/gradio_api/run/**", lambda each: late.append(each) if held else each.continue_())
+        slow.pause_s = 0.1
+        page.click("#explore-start")
+        page.wait_for_function("document.querySelectorAll('.explore-table tbody th').length == 1")
+        held, slow.pause_s = False, 0.3  # one-token mode's answer alone: nothing to estimate from
+        assert late
+        for request in late:
+            request.continue_()
+        page.wait_for_selector("#explore-charts", state="visible")
+        page.wait_for_selector("#explore-estimates", state="hidden")
+        slow.pause_s = 0.0
+        page.wait_for_selector(".explore-progress[data-state=done]")
+        page.wait_for_selector("#explore-calibration .js-plotly-plot")
+        assert page.input_value("#explore-run-of input") == "τ 0.5, B 4" and page.problems == []
+
+
 def test_a_closed_tab_ends_its_sweep(chromium, slow):
     with explore(chromium, slow, thresholds="0.1 0.2 0.3 0.4 0.5 0.6") as page:
         slow.pause_s = 0.3
