@@ -22,6 +22,7 @@ from .examples import EXAMPLES
 from .feed import Feed, messages
 from .figures import Figures
 from .honesty import honesty_line
+from .kept import kept_messages
 from .link import COPY_LINK_SCRIPT, LinkReader
 from .live import LiveRegistry, Running
 from .live_chart import LiveChart
@@ -33,7 +34,9 @@ from .token_view import TokenView
 logger = logging.getLogger(__name__)
 
 Update = dict[Any, Any]
+Kept = list[Message] | None
 STOP_WAIT_S = 10.0
+BUSY = "An answer is being written. Stop it first, or wait for its end."
 # what the link carried stands in the page from here on
 READY_SCRIPT = "() => { document.getElementById('thread').dataset.ready = 'yes'; }"
 
@@ -44,7 +47,7 @@ class ChatTab:
     def __init__(self, engine: Engine, registry: LiveRegistry, baseline: OneTokenBaseline) -> None:
         self.engine, self.registry, self.baseline = engine, registry, baseline
         self.note = honesty_line(engine.loaded, engine.measured)
-        self.messages = gr.State([])
+        self.messages: gr.State = gr.State(None)  # None until something was written: see `_history`
         self.trace = gr.State(None)
         self.charts_due = gr.State(False)
         with gr.Row(elem_id="chat"):
@@ -109,7 +112,7 @@ class ChatTab:
             concurrency_limit=8,
             api_visibility="private",
         )
-        state = [self.messages, *self.dial.inputs]
+        state = [self.messages, self.conversation, *self.dial.inputs]
         answers = [
             gr.on([self.box.submit, self.send.click], self._send, [self.box, *state], **run),
             self.conversation.retry(self._retry, state, **run),
@@ -126,8 +129,12 @@ class ChatTab:
                 show_progress="hidden",
                 api_visibility="private",
             )
+        # a listener that is still busy takes no second question, and says nothing (it is skipped); this does.
+        # Of a question that was taken it comes when all is over, and finds the box empty
+        self.box.submit(self._say_if_busy, self.box, None, concurrency_limit=None, api_visibility="private")
         self._connect_tools()
         self.dial.connect()
+        self.dial.follow(self.conversation.change)
         loading: dict[str, Any] = dict(show_progress="hidden", api_visibility="private")
         loaded = demo.load(LinkReader(self.dial), None, [self.box, *self.dial.inputs], **loading)
         loaded.then(None, js=READY_SCRIPT)
@@ -140,18 +147,20 @@ class ChatTab:
         stopped.then(self._say_if_hanging, None, None, **quick | dict(queue=True, concurrency_limit=None))
         kept = [self.messages, self.conversation, self.box, self.view, self.figures, self.chart, self.trace]
         kept += [self.charts_due, *self.charts.outputs]
-        self.undo.click(self._undo, [self.messages], kept, **quick)
+        self.undo.click(self._undo, [self.messages, self.conversation], kept, **quick)
         self.clear.click(self._clear, None, kept, **quick)
         self.copy_link.click(None, [self.box, self.conversation, *self.dial.inputs], js=COPY_LINK_SCRIPT)
         self.share.connect(self.trace)
 
-    def _send(self, request: gr.Request, text: str, history: list[Message], *dial: Any) -> Iterator[Update]:
+    def _send(self, request: gr.Request, text: str, kept: Kept, shown: Any, *dial: Any) -> Iterator[Update]:
+        history = _history(kept, shown)
         if is_blank(text):
             yield self._only_say("Type a question first.")
         else:
             yield from self._answer([*history, {"role": "user", "content": text}], dial, request, history)
 
-    def _retry(self, request: gr.Request, history: list[Message], *dial: Any) -> Iterator[Update]:
+    def _retry(self, request: gr.Request, kept: Kept, shown: Any, *dial: Any) -> Iterator[Update]:
+        history = _history(kept, shown)
         asked = [*history]
         while asked and asked[-1]["role"] == "assistant":
             asked.pop()
@@ -161,8 +170,9 @@ class ChatTab:
             yield self._only_say("There is nothing to answer again yet.")
 
     def _edit(
-        self, request: gr.Request, event: gr.EventData, history: list[Message], *dial: Any
+        self, request: gr.Request, event: gr.EventData, kept: Kept, shown: Any, *dial: Any
     ) -> Iterator[Update]:
+        history = _history(kept, shown)
         data = event._data if isinstance(event._data, dict) else {}
         index, text = data.get("index"), data.get("text")
         if not (isinstance(index, int) and 0 <= index < len(history) and isinstance(text, str)):
@@ -183,7 +193,7 @@ class ChatTab:
     ) -> Iterator[Update]:
         """Answer the last of `asked`. What cannot even start leaves everything as it was (`before`)."""
         if self.registry.is_running(request.session_hash or ""):
-            yield self._only_say("An answer is being written. Stop it first, or wait for its end.")
+            yield self._only_say(BUSY)
             return
         try:
             prompt, num_dropped = self._prompt(asked, DialValues.read(dial))
@@ -220,6 +230,8 @@ class ChatTab:
             if not running.discarded:
                 trace = record(self.engine.loaded, prompt.messages, prompt.ids, prompt.settings, events)
                 yield self._at_rest(asked, feed) | {self.trace: trace, self.charts_due: True}
+            else:  # gradio repeats the last update at the end, and the page has gone on
+                yield {self.trace: gr.skip()}
 
     def _drawn(self, message: dict[str, Any]) -> Update:
         return {self.view: message, self.figures: message, self.chart: message}
@@ -259,11 +271,15 @@ class ChatTab:
                 feed.speedup = None if shared else self.baseline.speedup(counter.read().tokens_per_s)
                 yield event
 
-    def _stop(self, request: gr.Request, history: list[Message]) -> Any:
+    def _stop(self, request: gr.Request, history: Kept) -> Any:
         if self.registry.cancel(request.session_hash or "", wait_s=STOP_WAIT_S):
             return gr.skip()
         # it hangs, so it cannot bring the page to rest itself
-        return conversation(history, running=False)
+        return conversation(history or [], running=False)
+
+    def _say_if_busy(self, text: str, request: gr.Request) -> None:
+        if not is_blank(text) and self.registry.is_running(request.session_hash or ""):
+            info(BUSY)
 
     def _say_if_hanging(self, request: gr.Request) -> None:
         if self.registry.is_running(request.session_hash or ""):
@@ -273,14 +289,14 @@ class ChatTab:
         """The tab was closed: nobody reads on."""
         self.registry.cancel(request.session_hash or "")
 
-    def _undo(self, request: gr.Request, history: list[Message]) -> Update:
+    def _undo(self, request: gr.Request, kept: Kept, shown: Any) -> Update:
         """Take back the last question with its answer; the question goes into the box."""
         self._discard(request)
-        kept = [*history]
-        while kept and kept[-1]["role"] == "assistant":
-            kept.pop()
-        question = kept.pop()["content"] if kept else ""
-        return self._blank(kept) | {self.box: question}
+        rest = [*_history(kept, shown)]
+        while rest and rest[-1]["role"] == "assistant":
+            rest.pop()
+        question = rest.pop()["content"] if rest else ""
+        return self._blank(rest) | {self.box: question}
 
     def _clear(self, request: gr.Request) -> Update:
         self._discard(request)
@@ -328,10 +344,16 @@ def explain(error: Exception) -> str:
     return f"The model failed ({type(error).__name__}). What was written is kept; try again."
 
 
+def _history(kept: Kept, shown: Any) -> list[Message]:
+    """The conversation so far: the server's, and where it has none that which the page shows. It forgets a
+    session when it is restarted, and the oldest when many have come."""
+    return kept_messages(shown) if kept is None else kept
+
+
 def _ask(send: Any, prompt: str) -> Any:
     """`send` with its text given."""
 
-    def ask(request: gr.Request, history: list[Message], *dial: Any) -> Iterator[Update]:
-        yield from send(request, prompt, history, *dial)
+    def ask(request: gr.Request, kept: Kept, shown: Any, *dial: Any) -> Iterator[Update]:
+        yield from send(request, prompt, kept, shown, *dial)
 
     return ask

@@ -30,6 +30,7 @@ from .run_charts import chart_style, plot_value
 
 Update = dict[Any, Any]
 STOP_WAIT_S = 10.0
+BUSY = "A race is being run. Stop it first, or wait for its end."
 HINT = "This lane's answer appears here."
 
 
@@ -120,6 +121,8 @@ class CompareTab:
             api_visibility="private",
         )
         gr.on([self.box.submit, self.start.click], self._start, [self.box, *self._settings], **run)
+        # a listener that is still busy takes no second question, and says nothing (it is skipped); this does
+        self.box.submit(self._say_if_busy, None, None, concurrency_limit=None, api_visibility="private")
         self.retry.click(self._retry, [self.race, *self._settings], **run)
         for button, example in zip(self.examples, EXAMPLES, strict=True):
             button.click(_ask(self._start, example.prompt), self._settings, **run)
@@ -145,7 +148,7 @@ class CompareTab:
             yield self._only_say("Type a question first.")
             return
         if self._is_running(request):
-            yield self._only_say("A race is being run. Stop it first, or wait for its end.")
+            yield self._only_say(BUSY)
             return
         try:
             race = self._prepare(text, settings)
@@ -186,6 +189,8 @@ class CompareTab:
                 race.fail(sentence)
             if not _discarded(lanes):
                 yield self._at_rest(race)
+            else:  # gradio repeats the last update at the end, and the page has gone on
+                yield {self.race: gr.skip()}
 
     def _live(self, race: Race, lanes: Sequence[Running]) -> Iterator[Update]:
         """Both lanes as they come, in one stream: a second listener would only begin when the first ends."""
@@ -226,10 +231,14 @@ class CompareTab:
 
     def _swap(self, request: gr.Request, race: Race | None, *turned: Any) -> Update:
         if self._is_running(request):
-            return self._only_say("A race is being run. Stop it first, or wait for its end.")
+            return self._only_say(BUSY)
         components = [component for lane in self.lanes for component in lane.shown]
         update: Update = dict(zip(components, swapped(self.lanes, turned), strict=True))
         return update | (self._at_rest(race.swapped()) if race else {})
+
+    def _say_if_busy(self, request: gr.Request) -> None:
+        if self._is_running(request):
+            info(BUSY)
 
     def _is_running(self, request: gr.Request) -> bool:
         return any(self.registry.is_running(key) for key in self._keys(request))

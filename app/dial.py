@@ -15,6 +15,7 @@ from mars_core import DecodeSettings, LoadedModel, MarsError
 from mars_core.settings import METRICS, Metric
 
 from .live import LiveRegistry
+from .live_slider import FreeSlider, on_turn, position
 from .notices import fault
 from .token_view import ASSETS
 
@@ -57,10 +58,16 @@ class DialValues:
 
     @classmethod
     def read(cls, values: Sequence[Any]) -> DialValues:
-        """From the components' raw values. Raises `MarsError` where a number is missing or no number."""
+        """From the components' raw values. A τ that the metric's slider does not have is of another metric's,
+        which was just changed: then it is where this one's starts, as the page is about to show.
+
+        Raises `MarsError` where a number is missing or no number.
+        """
         threshold, verify, block_size, metric, max_new_tokens, temperature, top_p, seed, system = values
+        scale = SCALES[_metric(metric)]
+        at = position(_number("threshold", threshold), scale.low, scale.high)
         return cls(
-            threshold=_number("threshold", threshold),
+            threshold=scale.start if at is None else at,
             verify=bool(verify),
             block_size=round(_number("block size", block_size)),
             metric=metric,
@@ -95,6 +102,12 @@ def _number(name: str, value: Any) -> float:
     return value
 
 
+def _metric(value: Any) -> Metric:
+    if not isinstance(value, str) or value not in SCALES:
+        raise MarsError(f"There is no metric {value!r:.40}.")
+    return value
+
+
 def _seed(value: Any) -> int | None:
     text = "" if value is None else str(value).strip()
     if not text:
@@ -112,7 +125,7 @@ class Dial:
         scale = SCALES["probability"]
         start = scale.start if loaded.mars_tuned else 1.0
         with gr.Column(elem_id="tau-bar"):
-            self.threshold = gr.Slider(
+            self.threshold = FreeSlider(
                 scale.low, scale.high, start, step=0.01, label=scale.label, elem_id="tau", buttons=[]
             )
             gr.HTML(
@@ -162,29 +175,50 @@ class Dial:
         """Let τ, verification, B and the metric act on what is running: outside the queue, the newest
         position only."""
         live: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
-        self.threshold.input(self._turn_threshold, self.threshold, trigger_mode="always_last", **live)
-        self.verify.input(self._turn_verify, self.verify, trigger_mode="always_last", **live)
-        self.block_size.input(self._turn_block_size, self.block_size, trigger_mode="always_last", **live)
+        live["trigger_mode"] = "always_last"
+        on_turn(self.threshold, self._turn_threshold, [self.threshold, self.metric], **live)
+        self.verify.input(self._turn_verify, self.verify, **live)
+        on_turn(self.block_size, self._turn_block_size, [self.block_size], **live)
         self.metric.input(self._turn_metric, self.metric, self.threshold, **live)
 
-    def _turn_threshold(self, threshold: float, request: gr.Request) -> None:
+    def follow(self, begins: Any) -> None:
+        """Turn what begins at this event to where the dial stands by then: a question may have waited for its
+        turn since it was sent."""
+        inputs = [self.threshold, self.verify, self.block_size, self.metric]
+        begins(
+            self._catch_up, inputs, None, queue=False, preprocess=False, show_progress="hidden",
+            api_visibility="private",
+        )  # fmt: skip
+
+    def _catch_up(
+        self, threshold: Any, verify: Any, block_size: Any, metric: Any, request: gr.Request
+    ) -> None:
         with _told():
-            self._turn(request, threshold=_number("threshold", threshold))
+            scale = SCALES[_metric(metric)]
+            at = position(threshold, scale.low, scale.high)
+            size = position(block_size, 1, self.block_size.maximum)
+            if at is not None and size is not None:
+                self._turn(request, threshold=at, verify=bool(verify), block_size=round(size), metric=metric)
+
+    def _turn_threshold(self, threshold: Any, metric: Any, request: gr.Request) -> None:
+        with _told():
+            scale = SCALES[_metric(metric)]
+            if (at := position(threshold, scale.low, scale.high)) is not None:
+                self._turn(request, threshold=at)
 
     def _turn_verify(self, verify: bool, request: gr.Request) -> None:
         with _told():
             self._turn(request, verify=bool(verify))
 
-    def _turn_block_size(self, block_size: int, request: gr.Request) -> None:
-        with _told():
-            self._turn(request, block_size=round(_number("block size", block_size)))
+    def _turn_block_size(self, block_size: Any, request: gr.Request) -> None:
+        if (at := position(block_size, 1, self.block_size.maximum)) is not None:
+            with _told():
+                self._turn(request, block_size=round(at))
 
     def _turn_metric(self, metric: Metric, request: gr.Request) -> Any:
         # another metric is another scale: τ goes to where that one starts, in the same step
-        if metric not in SCALES:
-            raise fault(f"There is no metric {metric!r}.")
         with _told():
-            self._turn(request, metric=metric, threshold=SCALES[metric].start)
+            self._turn(request, metric=_metric(metric), threshold=SCALES[_metric(metric)].start)
         return threshold_update(metric)
 
     def _turn(self, request: gr.Request, **changes: Any) -> None:

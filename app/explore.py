@@ -89,7 +89,10 @@ class ExploreTab:
         self.stop.click(self._stop, None, [self.progress, self.start, self.stop], **QUICK)
         self.form.connect()
         changes = [item.change for item in self.form.inputs]
-        gr.on(changes, self._workload, self.form.inputs, self.work, trigger_mode="always_last", **QUICK)
+        # raw: while a number is typed it may be out of bounds, which is to be said here and not by an error,
+        # behind which gradio loses the next change
+        raw = QUICK | dict(trigger_mode="always_last", preprocess=False)
+        gr.on(changes, self._workload, self.form.inputs, self.work, **raw)
         demo.load(self._workload, self.form.inputs, self.work, **QUICK)
         self.form.file.upload(_take_file, None, [self.form.text, self.form.source], **TALKS)
         self.results.connect(QUICK, TALKS)

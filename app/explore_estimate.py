@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,7 +105,12 @@ class Estimates:
     """The two charts and the choice of the run, in the page where it is made; hidden until there is one.
 
     `outputs` are what `update` and `of_chat` give values for.
+
+    Attributes:
+        drawing_s: seconds that the last charts of a sweep took to make, of any visitor.
     """
+
+    drawing_s = 0.0
 
     def __init__(self) -> None:
         with gr.Column(visible=False, elem_id="explore-estimates") as self.box:
@@ -123,33 +129,32 @@ class Estimates:
             self.calibration_note,
         ]  # fmt: skip
 
-    def hidden(self) -> list[Any]:
-        """As before the first sweep."""
-        return self._values(None, gr.skip())
+    def update(self, result: SweepResult | None, run_of: Any) -> list[Any]:
+        """The charts of a sweep: of the runs at the setting of that name, else of those that tell most. Where
+        there are none yet, as before the first sweep."""
+        start = time.perf_counter()
+        names = [point.name for point in result.estimable()] if result else []
+        if not result or not names:
+            return self._values(None, gr.skip())
+        # a choice that holds is not sent back: another may have been made meanwhile
+        known: dict[str, Any] = {} if run_of in names else {"value": names[0]}
+        found = self._values(what_if_of_sweep(result, run_of), gr.update(choices=names, **known))
+        self.drawing_s = time.perf_counter() - start
+        return found
 
-    def update(self, result: SweepResult, run_of: str | None) -> list[Any]:
-        """The charts of a sweep: of the runs at the setting of that name, else of those that tell most."""
-        names = [point.name for point in result.estimable()]
-        if not names:
-            return self.hidden()
-        name = run_of if run_of in names else names[0]
-        return self._values(what_if_of_sweep(result, name), gr.update(choices=names, value=name))
-
-    def connect(self, result: gr.State, quick: dict[str, Any]) -> None:
-        """Another run, another curve.
+    def connect(self, result: gr.State, drawn_at: gr.Textbox, drawing: dict[str, Any]) -> None:
+        """Another run, another curve; and other charts where `drawn_at` changes.
 
         The name is taken as it comes: the choices grow during a sweep and change with the next one, so what a
-        browser sends may be of those before, which gradio would refuse and `what_if_of_sweep` does not.
+        browser sends may be of those before, which gradio would refuse and `update` does not.
         """
-        self.run_of.input(self._of_point, [result, self.run_of], self.outputs, preprocess=False, **quick)
+        triggers = [drawn_at.change, self.run_of.input]
+        gr.on(triggers, self.update, [result, self.run_of], self.outputs, preprocess=False, **drawing)
 
     def use_run(self, trace: gr.State, talks: dict[str, Any]) -> None:
         """Offer the curve of the answer whose `Trace` this state holds."""
         self.from_chat.visible = True
         self.from_chat.click(self._of_chat, trace, self.outputs, **talks)
-
-    def _of_point(self, result: SweepResult | None, name: str) -> list[Any]:
-        return self._values(what_if_of_sweep(result, name) if result else None, gr.skip())
 
     def _of_chat(self, trace: Trace | None) -> list[Any]:
         found = what_if_of_run(trace) if trace else None

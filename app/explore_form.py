@@ -58,7 +58,7 @@ class FormValues:
     def prompts(self) -> list[Prompt]:
         """Raises `MarsError`, naming the line, for what is too much, too long or no prompt."""
         if self.source != OWN_PROMPTS:
-            return built_in(self.num_built_in)
+            return built_in(_bounded("The number of prompts", self.num_built_in, len(BUILT_IN)))
         return parse_prompts(self.text or "", "your prompts", MOST_PROMPTS, LONGEST_PROMPT)
 
     def plan(self) -> SweepPlan:
@@ -71,7 +71,7 @@ class FormValues:
             metrics=tuple(dict.fromkeys(self.metrics)),  # type: ignore[arg-type]
             entropy_thresholds=numbers("Thresholds on entropy", _plain(self.entropy_thresholds), float),
             verify=VERIFY_LABELS.get(self.verify, self.verify),  # type: ignore[arg-type]
-            max_new_tokens=_bounded(self.max_new_tokens, MOST_NEW_TOKENS),
+            max_new_tokens=_bounded("Max new tokens", self.max_new_tokens, MOST_NEW_TOKENS),
         )
         return plan
 
@@ -104,9 +104,9 @@ def _plain(text: Any) -> str:
     return ",".join(str(text or "")[:500].replace(";", " ").replace(",", " ").split())
 
 
-def _bounded(value: Any, most: int) -> int:
+def _bounded(name: str, value: Any, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= most:
-        raise MarsError(f"Max new tokens is {value!r:.40}; allowed is 1 to {most}.")
+        raise MarsError(f"{name} is {value!r:.40}; allowed is 1 to {most}.")
     return round(value)
 
 

@@ -40,10 +40,10 @@ class SweepResults:
     Attributes:
         result: the state with the `SweepResult`.
         chosen: see `ExploreTab.chosen_threshold`.
-        table_s, drawing_s: seconds that the last table and the last charts took to make, of any visitor.
+        table_s, pareto_s: seconds that the last table and its chart took to make, of any visitor.
     """
 
-    table_s = drawing_s = 0.0
+    table_s = pareto_s = 0.0
 
     def __init__(self) -> None:
         self.result: gr.State = gr.State(None)
@@ -67,7 +67,7 @@ class SweepResults:
             self.save_csv = gr.Button("Table as CSV", size="sm", elem_id="explore-csv")
             self.save_json = gr.Button("Everything as JSON", size="sm", elem_id="explore-json")
         self.estimates = Estimates()
-        self.file = carrier()
+        self.files = [carrier(), carrier()]
         # a new value here draws the charts anew, with what they are set to at that moment
         self.drawn_at = gr.Textbox(visible="hidden")
 
@@ -99,39 +99,36 @@ class SweepResults:
         Args:
             quick, talks: options of listeners, and of those that may show a toast.
         """
+        # one listener for all that a chart is drawn anew for: of two, the one that began earlier could end
+        # later, and undo what was chosen in between
+        drawing: dict[str, Any] = quick | dict(trigger_mode="always_last")
         view: list[Any] = [self.x, self.y, self.paper]
-        part: Any
-        for part in view:
-            part.input(_draw_pareto, [self.result, *view], [self.pareto, self.source], **quick)
-        drawn = [self.charts, self.pareto, self.source, self.saving, *self.estimates.outputs]
-        inputs = [self.result, *view, self.estimates.run_of]
-        # as it comes: the name of the run may be of the choices before, see `Estimates.connect`
-        self.drawn_at.change(self._draw, inputs, drawn, preprocess=False, **quick)
+        inputs, outputs = [self.result, *view], [self.charts, self.pareto, self.source, self.saving]
+        gr.on([self.drawn_at.change, *(part.input for part in view)], self._draw, inputs, outputs, **drawing)
+        self.estimates.connect(self.result, self.drawn_at, drawing)
         self.table.select(_choose, self.chosen, self.chosen, **talks)
-        for button, write, script in (
-            (self.save_csv, _csv, save_script("sweep", "csv", "text/csv")),
-            (self.save_json, _json, save_script("sweep", "json", "application/json")),
+        for button, file, write, script in (
+            (self.save_csv, self.files[0], _csv, save_script("sweep", "csv", "text/csv")),
+            (self.save_json, self.files[1], _json, save_script("sweep", "json", "application/json")),
         ):
-            written = button.click(write, self.result, self.file, **talks)
-            written.then(None, self.file, self.file, js=script)
-        self.estimates.connect(self.result, quick)
+            written = button.click(write, self.result, file, **talks)
+            written.then(None, file, file, js=script)
 
-    def _draw(self, result: SweepResult | None, x: str, y: str, paper: bool, run_of: str | None) -> list[Any]:
+    @property
+    def drawing_s(self) -> float:
+        """Seconds that the last charts took to make, of any visitor."""
+        return self.pareto_s + self.estimates.drawing_s
+
+    def _draw(self, result: SweepResult | None, x: str, y: str, with_paper: bool) -> list[Any]:
         if result is None or not result.answers:
             hidden = gr.update(visible=False)
-            return [hidden, None, hidden, hidden, *self.estimates.hidden()]
+            return [hidden, None, hidden, hidden]
         start, shown = time.perf_counter(), gr.update(visible=True)
-        drawn = [shown, *_draw_pareto(result, x, y, paper), shown, *self.estimates.update(result, run_of)]
-        self.drawing_s = time.perf_counter() - start
-        return drawn
-
-
-def _draw_pareto(result: SweepResult | None, x: str, y: str, with_paper: bool) -> list[Any]:
-    """The chart, and whether the paper's source is shown under it."""
-    across, up = X_LABELS.get(x, "tokens_per_forward"), Y_LABELS.get(y, "agreement")
-    figure = pareto(result.figures if result else [], across, up, with_paper=bool(with_paper))
-    shown = bool(with_paper) and across == "tokens_per_forward"
-    return [plot_value(figure, "sweep"), gr.update(visible=shown)]
+        across, up = X_LABELS.get(x, "tokens_per_forward"), Y_LABELS.get(y, "agreement")
+        chart = plot_value(pareto(result.figures, across, up, with_paper=bool(with_paper)), "sweep")
+        self.pareto_s = time.perf_counter() - start
+        sourced = bool(with_paper) and across == "tokens_per_forward"
+        return [shown, chart, gr.update(visible=sourced), shown]
 
 
 def _choose(before: dict[str, Any] | None, event: gr.EventData) -> Any:

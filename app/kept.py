@@ -1,7 +1,7 @@
 """The conversation over a reload of the page: kept in the browser tab's own storage, never on the server.
 
-The conversation's script puts it there whenever it is at rest (assets/conversation.js). The storage belongs
-to one tab, so that tabs cannot overwrite each other's.
+The conversation's script puts it there (assets/conversation.js). The storage belongs to one tab, so that tabs
+cannot overwrite each other's. A question whose answer was being written stands in the box again.
 """
 
 from __future__ import annotations
@@ -31,25 +31,33 @@ READ_SCRIPT = """(value, messages) => {
 }"""
 
 
-def connect_kept(demo: gr.Blocks, messages: gr.State, shown: Conversation, registry: LiveRegistry) -> None:
+def connect_kept(
+    demo: gr.Blocks, messages: gr.State, shown: Conversation, box: gr.Textbox, registry: LiveRegistry
+) -> None:
     """Bring back, when the page is loaded, what the tab kept.
 
     Args:
         messages: the state that the conversation's events read.
         shown: the component that draws it.
+        box: where the next question is typed.
         registry: a session that already writes an answer keeps what it has.
     """
 
-    def restore(value: Any, begun: list[Message], request: gr.Request) -> list[Any]:
+    def restore(value: Any, begun: list[Message] | None, request: gr.Request) -> list[Any]:
         kept = kept_messages(value)
         if not kept or begun or registry.is_running(request.session_hash or ""):
-            return [gr.skip(), gr.skip()]
-        return [kept, conversation(kept, running=False)]
+            return [gr.skip()] * 3
+        question: Any = gr.skip()
+        if kept[-1]["role"] == "user":
+            asked = kept.pop()["content"]
+            # what a link asks has come after it
+            question = gr.skip() if "prompt" in request.query_params else asked
+        return [kept, conversation(kept, running=False), question]
 
     demo.load(
         restore,
         [shown, messages],
-        [messages, shown],
+        [messages, shown, box],
         js=READ_SCRIPT,
         queue=False,
         show_progress="hidden",

@@ -12,6 +12,7 @@ from mars_core import LoadedModel, MarsError
 from .dial import SCALES
 from .lanes import LANE_MODES, LaneMode, lane_key
 from .live import LiveRegistry
+from .live_slider import on_turn, position
 from .notices import fault
 
 AR_THRESHOLD, AR_BLOCK_SIZE = 1.0, 1  # shown, and not to be turned
@@ -74,9 +75,11 @@ class LaneControls:
     def connect(self) -> None:
         """Let τ and B act on what is running: outside the queue, the newest position only."""
         live: dict[str, Any] = dict(queue=False, show_progress="hidden", api_visibility="private")
-        self.threshold.input(self._turn_threshold, self.threshold, trigger_mode="always_last", **live)
-        self.block_size.input(self._turn_block_size, self.block_size, trigger_mode="always_last", **live)
-        self.mode.input(self._choose, self.shown, self.shown, **live)
+        live["trigger_mode"] = "always_last"
+        on_turn(self.threshold, self._turn_threshold, [self.threshold], **live)
+        on_turn(self.block_size, self._turn_block_size, [self.block_size], **live)
+        # not the mode itself: another may have been chosen meanwhile
+        self.mode.input(self._choose, self.shown, self.shown[1:], **live)
 
     def show(self, mode: LaneMode, threshold: float, block_size: int) -> list[Any]:
         """Updates for `shown` with these settings: AR has no τ and no B to turn."""
@@ -88,13 +91,15 @@ class LaneControls:
         """Where a lane turns from AR to another mode, τ and B go to where they start."""
         if was_ar:
             threshold, block_size = _SCALE.start, self.block_size_at_start
-        return self.show(mode, threshold, block_size)
+        return self.show(mode, threshold, block_size)[1:]
 
-    def _turn_threshold(self, threshold: float, request: gr.Request) -> None:
-        self._turn(request, threshold=threshold)
+    def _turn_threshold(self, threshold: Any, request: gr.Request) -> None:
+        if (at := position(threshold, _SCALE.low, _SCALE.high)) is not None:
+            self._turn(request, threshold=at)
 
-    def _turn_block_size(self, block_size: float, request: gr.Request) -> None:
-        self._turn(request, block_size=int(block_size))
+    def _turn_block_size(self, block_size: Any, request: gr.Request) -> None:
+        if (at := position(block_size, 1, self.block_size.maximum)) is not None:
+            self._turn(request, block_size=round(at))
 
     def _turn(self, request: gr.Request, **changes: Any) -> None:
         try:

@@ -81,7 +81,7 @@ class _WrittenTabs:
         """Wire everything up."""
         for tab in (self.chat, self.compare, self.explore):
             tab.connect(demo)
-        connect_kept(demo, self.chat.messages, self.chat.conversation, self.registry)
+        connect_kept(demo, self.chat.messages, self.chat.conversation, self.chat.box, self.registry)
         self.explore.connect_dial(self.chat.dial)
         self.explore.use_run(self.chat.trace)
 

@@ -15,7 +15,8 @@ from mars_core.traces import read_trace
 from .dial import SCALES, threshold_update
 from .feed import messages
 from .live import LiveRegistry, Running
-from .notices import HANGING, fault, warn
+from .live_slider import FreeSlider, on_turn, position
+from .notices import HANGING, fault, info, warn
 from .replay_branch import plan_branch, why_no_branch
 from .replay_lanes import Lanes
 from .replay_recorded import recorded_runs
@@ -25,6 +26,7 @@ from .run_charts import RunCharts
 
 Update = dict[Any, Any]
 STOP_WAIT_S = 10.0
+BUSY = "A branch is being written. Stop it first, or wait for its end."
 _LONGEST_NAME = 80
 
 
@@ -40,6 +42,7 @@ class ReplayTab:
         self.engine, self.registry = engine, registry
         self.runs = {run.name: run for run in recorded_runs()}
         self.trace = gr.State(None)
+        self._asked: dict[str, object] = {}  # session -> what it last wanted to see
         with gr.Column(elem_id="replay"):
             self.chooser = TraceChooser(list(self.runs.values()), elem_id="replay-chooser")
             self.view = ReplayView(elem_id="replay-view")
@@ -50,7 +53,7 @@ class ReplayTab:
     def _build_branch(self) -> None:
         scale = SCALES["probability"]
         with gr.Row(elem_id="replay-branch-settings", equal_height=True):
-            self.threshold = gr.Slider(
+            self.threshold = FreeSlider(
                 scale.low, scale.high, scale.start, step=0.01, label=scale.label, buttons=[], scale=3
             )
             self.verify = gr.Checkbox(
@@ -72,10 +75,12 @@ class ReplayTab:
             self.chooser, self.trace, self.view, self.branch_box, self.threshold, self.verify, self.lanes,
             self.original, self.written, *self.charts.outputs,
         ]  # fmt: skip
-        self.chooser.pick(self._pick, None, shown, **quick)
+        # of two that are opened at once both are heard, and the later one is shown: see `_show`
+        self.chooser.pick(self._pick, None, shown, trigger_mode="multiple", **quick)
         # few at once: a large file takes seconds to check, and a visitor may send many
         few: dict[str, Any] = quick | dict(queue=True, concurrency_id="open", concurrency_limit=2)
-        self.chooser.open(self._open, None, shown, **few)
+        self.chooser.open(self._open, None, shown, trigger_mode="multiple", **few)
+        demo.unload(self._forget)
         if self.engine is None:
             demo.load(self._first, None, shown, show_progress="hidden", api_visibility="private")
         else:
@@ -92,11 +97,13 @@ class ReplayTab:
             concurrency_limit=8,
             api_visibility="private",
         )
+        # a listener that is still busy takes no second branch, and says nothing (it is skipped); this does
+        self.view.branch(self._say_if_busy, None, None, **quick | dict(queue=True, concurrency_limit=None))
         stopped = self.stop.click(self._stop, None, None, **quick)
         # a toast reaches the browser only from the queue (gradio 6.31)
         stopped.then(self._say_if_hanging, None, None, **quick | dict(queue=True, concurrency_limit=None))
         live: dict[str, Any] = quick | {"trigger_mode": "always_last"}
-        self.threshold.input(self._turn_threshold, self.threshold, None, **live)
+        on_turn(self.threshold, self._turn_threshold, [self.trace, self.threshold], **live)
         self.verify.input(self._turn_verify, self.verify, None, **live)
         demo.unload(self._leave)
 
@@ -104,7 +111,7 @@ class ReplayTab:
 
     def open_trace(self, trace: Trace, request: gr.Request) -> Update:
         """Show a run that another tab has just ended; its outputs are `shown`."""
-        return self._show(trace, None, request)
+        return self._show(trace, None, request, self._ask(request))
 
     def _first(self, request: gr.Request) -> Update:
         if not self.runs:
@@ -119,17 +126,30 @@ class ReplayTab:
 
     def _open(self, request: gr.Request, event: gr.EventData) -> Update:
         """Read a file's text. What is no trace leaves everything as it was, with a word about it."""
+        asked = self._ask(request)
         try:
             trace = read_trace(_field(event, "text"))
         except MarsError as error:
             name = _field(event, "name")[:_LONGEST_NAME] or "The file"
             return {self.chooser: chosen(None, f"{name} cannot be opened. {error}")}
-        return self._show(trace, None, request)
+        return self._show(trace, None, request, asked)
 
     def _shown(self, name: str, request: gr.Request) -> Update:
-        return self._show(self.runs[name].trace, name, request)
+        return self._show(self.runs[name].trace, name, request, self._ask(request))
 
-    def _show(self, trace: Trace, name: str | None, request: gr.Request) -> Update:
+    def _ask(self, request: gr.Request) -> object:
+        """A token for what a visitor wants to see from now on."""
+        self._asked[_key(request)] = token = object()
+        return token
+
+    def _forget(self, request: gr.Request) -> None:
+        self._asked.pop(_key(request), None)
+
+    def _show(self, trace: Trace, name: str | None, request: gr.Request, asked: object) -> Update:
+        """Everything of a run, unless its visitor has asked for another while it was made ready."""
+        charts = self.charts.update(trace.events)
+        if self._asked.get(_key(request)) is not asked:
+            return {self.chooser: gr.skip()}
         # a branch of the run shown before would be written into this one's lanes
         self.registry.cancel(_key(request), discard=True)
         reason = why_no_branch(trace, self.engine)
@@ -143,7 +163,7 @@ class ReplayTab:
             self.lanes: gr.update(visible=False),
             self.original: None,
             self.written: None,
-            **dict(zip(self.charts.outputs, self.charts.update(trace.events), strict=True)),
+            **dict(zip(self.charts.outputs, charts, strict=True)),
         }
 
     def _who_writes(self, trace: Trace) -> str:
@@ -156,7 +176,7 @@ class ReplayTab:
     # ---- branching ----
 
     def _branch(
-        self, request: gr.Request, event: gr.EventData, trace: Trace | None, threshold: float, verify: bool
+        self, request: gr.Request, event: gr.EventData, trace: Trace | None, threshold: Any, verify: bool
     ) -> Iterator[Update]:
         """Write a branch into its lane, beside the recorded answer."""
         assert self.engine is not None
@@ -164,8 +184,13 @@ class ReplayTab:
             if trace is None:
                 raise MarsError("Choose a run first.")
             if self.registry.is_running(_key(request)):
-                raise MarsError("A branch is being written. Stop it first, or wait for its end.")
-            branch = plan_branch(trace, self.engine, event._data, threshold, bool(verify))
+                self._say_if_busy(request)
+                yield {self.stop: gr.skip()}
+                return
+            scale = SCALES[_metric(trace)]
+            if (at := position(threshold, scale.low, scale.high)) is None:  # of the run shown before
+                at = trace.events[0].threshold if trace.events else scale.start
+            branch = plan_branch(trace, self.engine, event._data, at, bool(verify))
             with self.registry.running(_key(request), branch.settings.live_values()) as running:
                 events = self.engine.stream(Request(branch.prompt_ids, branch.settings, running.live))
                 yield from self._write(Lanes(trace, branch, self.engine), events, running)
@@ -195,6 +220,10 @@ class ReplayTab:
     def _stop(self, request: gr.Request) -> None:
         self.registry.cancel(_key(request), wait_s=STOP_WAIT_S)
 
+    def _say_if_busy(self, request: gr.Request) -> None:
+        if self.registry.is_running(_key(request)):
+            info(BUSY)
+
     def _say_if_hanging(self, request: gr.Request) -> None:
         if self.registry.is_running(_key(request)):
             warn(HANGING)
@@ -203,8 +232,10 @@ class ReplayTab:
         """The tab was closed: nobody reads on."""
         self.registry.cancel(_key(request))
 
-    def _turn_threshold(self, threshold: float, request: gr.Request) -> None:
-        self._turn(request, threshold=threshold)
+    def _turn_threshold(self, trace: Trace | None, threshold: Any, request: gr.Request) -> None:
+        scale = SCALES[_metric(trace)]
+        if (at := position(threshold, scale.low, scale.high)) is not None:
+            self._turn(request, threshold=at)
 
     def _turn_verify(self, verify: bool, request: gr.Request) -> None:
         self._turn(request, verify=bool(verify))
@@ -231,5 +262,8 @@ def _recorded_threshold(trace: Trace) -> Any:
     """The slider as the recording had it."""
     if not trace.events:
         return gr.update()
-    metric: Metric = trace.events[0].metric
-    return threshold_update(metric, trace.events[0].threshold)
+    return threshold_update(_metric(trace), trace.events[0].threshold)
+
+
+def _metric(trace: Trace | None) -> Metric:
+    return trace.events[0].metric if trace and trace.events else "probability"

@@ -82,7 +82,7 @@ class ShareButtons:
 
     def __init__(self, **buttons: Any) -> None:
         self.buttons = [gr.Button(form.label, elem_classes="mars-share", **buttons) for form in FORMS]
-        self.text = carrier()
+        self.texts = [carrier() for _ in FORMS]  # one each: of two files in one the first would be lost
 
     def connect(self, trace: gr.State) -> None:
         """Let the buttons save what `trace` holds; None is a word that there is nothing yet."""
@@ -90,9 +90,9 @@ class ShareButtons:
         options: dict[str, Any] = dict(
             concurrency_limit=None, show_progress="hidden", api_visibility="private"
         )
-        for button, form in zip(self.buttons, FORMS, strict=True):
-            written = button.click(_writer(form), trace, self.text, **options)
-            written.then(None, self.text, self.text, js=form.script)
+        for button, text, form in zip(self.buttons, self.texts, FORMS, strict=True):
+            written = button.click(_writer(form), trace, text, **options)
+            written.then(None, text, text, js=form.script)
 
 
 def _writer(form: SavedAs) -> Callable[[Trace | None], str]:

@@ -7,15 +7,14 @@ are static, and the scripts build what they draw with `createElement` and `textC
 from __future__ import annotations
 
 import json
-from abc import ABCMeta
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from gradio.component_meta import ComponentMeta, updateable
 
 from .feed import Message
+from .without_stub import WithoutStub
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
@@ -32,17 +31,7 @@ def script(css: str, *names: str) -> str:
     return '"use strict";\n' + style + "\n".join(sources)
 
 
-class _WithoutStub(ComponentMeta):
-    """Gradio's own metaclass writes a `.pyi` beside the module of every new component class, which type
-    checkers then read in place of the module. This one does all else that it does (gradio 6.31)."""
-
-    def __new__(cls, name: str, bases: tuple[type, ...], attrs: dict[str, Any]) -> Any:
-        if "__init__" in attrs:
-            attrs["__init__"] = updateable(attrs["__init__"])
-        return ABCMeta.__new__(cls, name, bases, attrs)
-
-
-class FeedHTML(gr.HTML, metaclass=_WithoutStub):
+class FeedHTML(gr.HTML, metaclass=WithoutStub):
     """A `gr.HTML` whose value is a message of `Feed`.
 
     It goes over the wire as one JSON string: Gradio sends the difference between two values of a stream,

@@ -33,7 +33,7 @@ class Conversation {
     if (running) this.host.append(this.writing);
     else this.writing.remove();
     this.tellPage(messages, running);
-    if (!running) this.keep(messages);
+    this.keep(messages);
   }
 
   /** For a reload of the page. The empty conversation that every page begins with is not kept over another. */

@@ -10,6 +10,8 @@ from typing import Any
 import gradio as gr
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+RUN = "**/gradio_api/run/**"  # what does not go through the queue
+JOIN = "**/gradio_api/queue/join*"  # what does
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -49,6 +51,24 @@ def open_page(
         yield page
     finally:
         opened.close()
+
+
+@contextmanager
+def held_back(page: Any, requests: str) -> Iterator[None]:
+    """What the page asks of these addresses inside the block leaves it at the block's end, in its order; one
+    request at least."""
+    holding, held = True, list[Any]()
+    page.route(requests, lambda each: held.append(each) if holding else each.continue_())
+    yield
+    for _ in range(200):
+        if held:
+            break
+        page.wait_for_timeout(50)
+    holding = False
+    assert held, f"Nothing was asked of {requests}."
+    for each in held:
+        each.continue_()
+    page.unroute(requests)  # what comes later must not wait for this program
 
 
 @contextmanager

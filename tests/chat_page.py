@@ -11,10 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
+from playwright.sync_api import TimeoutError
+
 from app.baseline import OneTokenBaseline
 from app.live import LiveRegistry
 from app.page import build_page, launch_options
-from mars_core import Engine, LoadedModel
+from mars_core import Engine, LiveValues, LoadedModel
 from mars_core.planner import NOMINAL_COSTS
 from tests.browser import open_page, serving
 
@@ -27,7 +29,7 @@ def served(loaded: LoadedModel) -> Iterator[SimpleNamespace]:
     engine.start_worker()  # as the app does
     try:
         with serving(demo, **launch_options()) as url:
-            yield SimpleNamespace(url=url, engine=engine, registry=registry)
+            yield SimpleNamespace(url=url, engine=engine, registry=registry, demo=demo)
     finally:
         engine.stop_worker()
 
@@ -42,19 +44,32 @@ def chat(browser: Any, app: SimpleNamespace, *, link: dict[str, Any] | None = No
         yield page
 
 
+def running(app: SimpleNamespace) -> list[LiveValues]:
+    """The settings of what is being written, for whomever, as they are now."""
+    return [entry.live.read() for entry in list(app.registry._running.values())]
+
+
 def ask(page: Any, text: str) -> None:
     """Type a question and send it by keyboard."""
     before = page.get_attribute("#thread", "data-messages")
     page.fill("#box textarea", text)
-    page.press("#box textarea", "Enter")
-    # a small model may have answered before its first state is drawn
-    page.wait_for_selector(f"#thread:not([data-messages='{before}'])")
+    for _ in range(10):  # right after an answer its listener may still be busy, and then takes nothing
+        page.press("#box textarea", "Enter")
+        try:
+            # a small model may have answered before its first state is drawn
+            page.wait_for_selector(f"#thread:not([data-messages='{before}'])", timeout=3000)
+        except TimeoutError:
+            continue
+        return
+    raise AssertionError("The question was never taken.")
 
 
 def wait_written(page: Any, letters: int = 1) -> None:
     """Wait until more is written than so many letters: one stopped before its first has no answer."""
     page.wait_for_function(
-        "letters => (document.querySelector('#token-view .mars-text')?.textContent.length ?? 0) > letters",
+        # a view that is not running still shows the answer before
+        """letters => (document.querySelector('#token-view .mars-view[data-state=running] .mars-text')
+            ?.textContent.length ?? 0) > letters""",
         arg=letters,
     )
 

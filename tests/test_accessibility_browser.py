@@ -125,7 +125,10 @@ def test_tab_reaches_every_control_in_order_and_the_focus_shows(chromium: Any, a
     with chat(chromium, app) as page:
         page.set_default_timeout(PATIENCE_MS)
         open_tab(page, name)
-        page.wait_for_timeout(500)
+        parts = page.locator(f"#tab-{name} :is(button, input, textarea, summary, a)")
+        before = -1
+        while before != (before := parts.count()):  # what is opened for the first time comes in parts
+            page.wait_for_timeout(500)
         page.focus(f"#tab-{name}-button")
         controls = page.evaluate(CONTROLS, f"#tab-{name}")
         reached = []

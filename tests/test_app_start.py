@@ -115,6 +115,16 @@ def test_what_can_be_opened_stays_as_it_is_and_0_becomes_a_free_port(monkeypatch
         app_main.open_port(None, None)
 
 
+def _wait_for_imports(pid: int) -> None:
+    """Until the process has begun to load PyTorch, where that can be seen; else a moment."""
+    loaded, end = Path(f"/proc/{pid}/maps"), time.monotonic() + 60
+    if not loaded.exists():
+        time.sleep(0.7)
+        return
+    while b"torch" not in loaded.read_bytes() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("command", [["app.py"], ["-m", "mars_core", "generate", "hello"]])
 def test_control_c_during_the_imports_ends_at_once_and_quietly(command, tmp_path):
@@ -122,7 +132,7 @@ def test_control_c_during_the_imports_ends_at_once_and_quietly(command, tmp_path
     process = subprocess.Popen(
         [sys.executable, *command, *model], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    time.sleep(0.7)
+    _wait_for_imports(process.pid)
     process.send_signal(signal.SIGINT)
     sent = time.monotonic()
     printed = process.communicate(timeout=60)

@@ -528,8 +528,8 @@ def test_stop_brings_the_panel_to_rest_only_where_the_race_hangs(tab, monkeypatc
 
 def test_a_block_size_of_one_chosen_by_hand_is_kept(tab):
     right = tab.lanes[1]
-    mode, threshold, block_size, was_ar = right._choose("MARS", 0.7, 1, was_ar=False)
-    assert (mode, threshold["value"], block_size["value"], was_ar) == ("MARS", 0.7, 1, False)
+    threshold, block_size, was_ar = right._choose("MARS", 0.7, 1, was_ar=False)
+    assert (threshold["value"], block_size["value"], was_ar) == (0.7, 1, False)
     updates = swapped(tab.lanes, ["AR", AR_THRESHOLD, AR_BLOCK_SIZE, "MARS", 0.7, 1])
     shown = [update["value"] if isinstance(update, dict) else update for update in updates]
     assert shown == ["MARS", 0.7, 1, False, "AR", AR_THRESHOLD, AR_BLOCK_SIZE, True]
@@ -537,7 +537,7 @@ def test_a_block_size_of_one_chosen_by_hand_is_kept(tab):
 
 def test_a_lane_that_turns_from_ar_goes_to_where_the_dial_starts(tab):
     left = tab.lanes[0]
-    _, threshold, block_size, was_ar = left._choose("MARS", AR_THRESHOLD, AR_BLOCK_SIZE, was_ar=True)
+    threshold, block_size, was_ar = left._choose("MARS", AR_THRESHOLD, AR_BLOCK_SIZE, was_ar=True)
     assert (threshold["value"], block_size["value"], was_ar) == (0.9, tab.engine.loaded.block_size, False)
     assert threshold["interactive"] and block_size["interactive"]
 

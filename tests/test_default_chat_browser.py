@@ -9,7 +9,7 @@ import pytest
 
 from mars_core import DecodeSettings, Request, chat_prompt_ids
 from mars_core.prompts import Message
-from tests.chat_page import ask, chat, served, trace_of, wait_answer
+from tests.chat_page import ask, chat, running, served, trace_of, wait_answer, wait_until
 
 VERIFY = {"verify": True}  # as the page starts
 pytestmark = [pytest.mark.browser, pytest.mark.model]
@@ -61,9 +61,11 @@ def test_tau_and_stop_act_within_a_few_forwards(chromium, app, tmp_path):
         ask(page, "Count from 1 to 200, separated by commas.")
         page.wait_for_function("document.querySelector('#token-view .mars-text').textContent.length > 30")
         page.focus("#tau input[type=range]")
-        tokens_then = len(app.engine.rows[0].tokens)
-        page.keyboard.press("End")  # τ = 1
-        page.wait_for_timeout(2500)
+        with app.engine.alone():  # no forward until the server knows
+            tokens_then = len(app.engine.rows[0].tokens)
+            page.keyboard.press("End")  # τ = 1
+            assert wait_until(lambda: [live.threshold for live in running(app)] == [1.0])
+        page.wait_for_selector("#figures .mars-progress:has-text('τ = 1.00')")
         page.keyboard.press("Escape")
         wait_answer(page)
         events = trace_of(page, tmp_path)["events"]

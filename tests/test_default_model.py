@@ -283,7 +283,7 @@ def test_only_what_takes_long_speaks(capsys, monkeypatch):
         pass
     monkeypatch.setattr(default_model, "_QUIET_SECONDS", 0.05)
     with default_model.saying("slow"):
-        time.sleep(0.2)
+        time.sleep(1)
     captured = capsys.readouterr()
     assert captured.err.startswith("slow (") and "quick" not in captured.err and captured.out == ""
 

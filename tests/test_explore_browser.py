@@ -21,7 +21,7 @@ from app.page import launch_options
 from mars_core import Engine
 from mars_core.bench.sweep.reading import sweep_from_json
 from mars_core.planner import NOMINAL_COSTS
-from tests.browser import open_page, overflows, serving
+from tests.browser import RUN, held_back, open_page, overflows, serving
 from tests.chat_page import wait_until
 from tests.scripted import always
 from tests.scripted_sweep import scorable
@@ -153,7 +153,7 @@ def test_axes_runs_and_the_paper_can_be_chosen_afterwards(chromium, tiny):
         page.click("#explore-run-of input")
         page.click("[role=option] >> text=τ 0.1, B 4")
         page.wait_for_function(
-            "document.querySelector('#explore-what-if .legend').textContent.includes('τ 0.1, B 4')"
+            "document.querySelector('#explore-what-if .legend')?.textContent.includes('τ 0.1, B 4')"
         )
         assert page.problems == []
 
@@ -162,6 +162,8 @@ def test_stopped_it_keeps_its_rows_and_can_be_started_again(chromium, slow):
     with explore(chromium, slow, thresholds="0.1 0.2 0.3 0.4 0.5 0.6") as page:
         page.click("#explore-start")
         page.wait_for_selector(".explore-progress[data-state=running]")
+        page.wait_for_function("document.querySelectorAll('.explore-table tbody th').length >= 1")
+        slow.pause_s = 0.2
         page.wait_for_function("document.querySelectorAll('.explore-table tbody th').length >= 2")
         slow.pause_s = 0.5  # time to look at it
         assert int(page.get_attribute("[role=progressbar]", "aria-valuenow")) > 0
@@ -173,7 +175,7 @@ def test_stopped_it_keeps_its_rows_and_can_be_started_again(chromium, slow):
         assert 2 <= len(kept) < 7 and f"{len(kept)} of 7 answers are kept" in page.text_content(
             ".explore-words"
         )
-        assert slow.registry.sessions == [] and wait_until(lambda: slow.engine.rows == [])
+        assert wait_until(lambda: slow.registry.sessions == [] and slow.engine.rows == [])
         result = sweep_from_json(json.loads(download(page, "#explore-json")))
         assert len(result.answers) == len(kept) and not result.finished
         page.wait_for_selector("#explore-start:not([disabled])")
@@ -187,21 +189,40 @@ def test_what_a_browser_asks_of_the_sweep_before_is_drawn_of_the_one_that_runs(c
         slow.pause_s = 0.0
         run(page)
         page.get_by_label("Thresholds τ").fill("0.5")
-        held, late = True, list[Any]()  # the charts' own requests, with the choice of before
-        page.route("**/gradio_api/run/**", lambda each: late.append(each) if held else each.continue_())
-        slow.pause_s = 0.1
-        page.click("#explore-start")
-        page.wait_for_function("document.querySelectorAll('.explore-table tbody th').length == 1")
-        held, slow.pause_s = False, 0.3  # one-token mode's answer alone: nothing to estimate from
-        assert late
-        for request in late:
-            request.continue_()
+        with held_back(page, RUN):  # the charts' own requests, with the choice of before
+            slow.pause_s = 0.2
+            page.click("#explore-start")
+            page.wait_for_function("document.querySelectorAll('.explore-table tbody th').length == 1")
+            slow.pause_s = 1.0  # one-token mode's answer alone: nothing to estimate from
         page.wait_for_selector("#explore-charts", state="visible")
         page.wait_for_selector("#explore-estimates", state="hidden")
         slow.pause_s = 0.0
         page.wait_for_selector(".explore-progress[data-state=done]")
         page.wait_for_selector("#explore-calibration .js-plotly-plot")
         assert page.input_value("#explore-run-of input") == "τ 0.5, B 4" and page.problems == []
+
+
+def test_what_is_chosen_while_charts_are_drawn_is_not_undone(chromium, tiny):
+    with explore(chromium, tiny, thresholds="0.1 0.2") as page:
+        run(page)
+        with held_back(page, RUN):
+            page.click("#explore-across input")
+            page.click("text=Measured speed-up")
+            page.click("#explore-up input")
+            page.click("text=Likelihood under AR")
+            page.click("#explore-run-of input")
+            page.click("[role=option] >> text=τ 0.1, B 4")
+            page.check("#explore-paper input")
+            page.uncheck("#explore-paper input")
+        for axis, word in (("xtitle", "×"), ("ytitle", "nats")):
+            page.locator(f"#explore-pareto .{axis}", has_text=word).wait_for()
+        page.wait_for_function(
+            "document.querySelector('#explore-what-if .legend')?.textContent.includes('τ 0.1, B 4')"
+        )
+        assert page.input_value("#explore-run-of input") == "τ 0.1, B 4"
+        assert page.input_value("#explore-across input") == "Measured speed-up"
+        assert page.input_value("#explore-up input") == "Likelihood under AR"
+        assert page.problems == []
 
 
 def test_a_closed_tab_ends_its_sweep(chromium, slow):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -103,13 +104,14 @@ def test_every_letter_of_the_picture_is_inside_it_and_no_box_is_off_its_line(chr
 
 
 def test_it_opens_at_the_end_and_plays_the_run_from_its_start(chromium, tmp_path):
-    trace = trace_of(COUNTED)
-    with opened(chromium, tmp_path, html_replay(trace)) as page:
+    long = [dataclasses.replace(told, elapsed=0.5 * (told.index + 1)) for told in answer(COUNTED)]
+    with opened(chromium, tmp_path, html_replay(trace_of(COUNTED, long))) as page:
         assert page.text_content("#play") == "Play"
         page.select_option("#speed", "0.25")
         page.click("#play")
         page.wait_for_selector("#view .mars-view[data-state=running]")
         assert page.text_content("#play") == "Pause"
+        page.select_option("#speed", "4")
         assert until(page, "document.querySelector('#play').textContent === 'Play'")
         page.wait_for_selector("#view .mars-view[data-state=done]")
         assert shown(page) == COUNTED

@@ -71,8 +71,12 @@ def test_a_race_that_hangs_comes_to_rest_and_the_next_one_is_run(chromium, held,
         held.open.set()
         monkeypatch.undo()
         assert wait_until(lambda: idle(app))
+        wait_result(page)
         race(page, "again")
-        page.wait_for_selector("#compare[data-state=running]")
-        page.wait_for_function("document.querySelector('#compare-left .mars-text').textContent.length > 4")
+        page.wait_for_function(
+            """['left', 'right'].every((side) =>
+                 (document.querySelector(`#compare-${side} .mars-view[data-state=running] .mars-text`)
+                   ?.textContent.length ?? 0) > 4)"""
+        )
         page.click("#compare-stop")
         assert all(wait_result(page, 30))

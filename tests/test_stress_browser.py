@@ -150,7 +150,8 @@ def test_no_more_than_twenty_messages_a_second_are_sent(answer: SimpleNamespace)
 def test_a_message_does_not_grow_with_the_answer(answer: SimpleNamespace) -> None:
     streamed = answer.messages[2:-2]
     quarter = len(streamed) // 4
-    first, last = (statistics.median(part) for part in (streamed[:quarter], streamed[-quarter:]))
+    # the smaller ones: a message holds what was written since the one before, more where the machine is busy
+    first, last = (statistics.quantiles(part, n=4)[0] for part in (streamed[:quarter], streamed[-quarter:]))
     assert last < 2 * first
     assert sum(streamed) < MOST_BYTES_PER_TOKEN * NUM_TOKENS
 

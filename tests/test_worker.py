@@ -227,13 +227,12 @@ def test_what_a_forward_raises_reaches_the_requests_in_it_and_the_thread_goes_on
     loaded = scripted_loaded(always())
     engine = working(loaded, prefill_chunk=2)
     gate = Gate(loaded)
-    struck = [Caller(engine, Request(PROMPT[:1], DecodeSettings(max_new_tokens=500))) for _ in range(2)]
+    struck = [Caller(engine, Request(PROMPT[:1], DecodeSettings(max_new_tokens=3000))) for _ in range(2)]
     gate.wait()
     assert eventually(lambda: len(engine.rows) + len(engine.waiting) == 2)
     gate.open()
     assert all(caller.began.wait(PATIENCE) for caller in struck)
     gate = Gate(loaded)
-    gate.inside.clear()
     gate.wait()
     spared = Caller(engine, Request([7] * 20, DecodeSettings(max_new_tokens=5)))
     assert eventually(lambda: len(engine.waiting) == 1)

@@ -1,0 +1,211 @@
+"""What is under way between a browser and the server when the visitor goes on, or the server forgets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from app.replay_recorded import recorded_runs
+from tests.browser import JOIN, RUN, held_back
+from tests.chat_page import ask, chat, running, served, trace_of, wait_answer, wait_until, wait_written
+from tests.scripted import always, scripted_loaded
+from tests.tiny import tiny_loaded
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[SimpleNamespace]:
+    with served(tiny_loaded()) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[SimpleNamespace]:
+    """Letters for ever, a forward every twentieth of a second."""
+    loaded = scripted_loaded(always(), context_length=4096)
+    loaded.model.before = lambda number: time.sleep(0.05)
+    with served(loaded) as app:
+        yield app
+
+
+def forget(app: SimpleNamespace) -> None:
+    """As a restart does, or many other visitors: the server knows no session any more."""
+    app.demo.app.state_holder.session_data.clear()
+
+
+# A server that forgot
+
+
+def test_a_forgotten_conversation_goes_on_as_the_page_shows_it(chromium, tiny, tmp_path):
+    with chat(chromium, tiny, link={"max": 8, "tau": 1}) as page:
+        ask(page, "first")
+        first = wait_answer(page)
+        forget(tiny)
+        ask(page, "second")
+        wait_answer(page)
+        assert page.get_attribute("#thread", "data-messages") == "4"
+        said = [(m["role"], m["content"]) for m in trace_of(page, tmp_path)["prompt"]]
+        assert said == [("user", "first"), ("assistant", first), ("user", "second")]
+        forget(tiny)
+        page.click("text=Undo")
+        page.wait_for_selector("#thread[data-messages='2']")
+        assert page.input_value("#box textarea") == "second" and page.problems == []
+
+
+def test_a_cleared_conversation_stays_cleared(chromium, tiny, tmp_path):
+    with chat(chromium, tiny, link={"max": 8, "tau": 1}) as page:
+        ask(page, "first")
+        wait_answer(page)
+        page.click("text=Clear")
+        page.wait_for_selector("#thread[data-messages='0']")
+        ask(page, "second")
+        wait_answer(page)
+        assert [m["content"] for m in trace_of(page, tmp_path)["prompt"]] == ["second"]
+
+
+def test_another_metric_s_scale_outlives_the_server_s_memory(chromium, tiny, tmp_path):
+    with chat(chromium, tiny, link={"max": 8, "metric": "entropy", "tau": 0.3}) as page:
+        forget(tiny)
+        ask(page, "hello")
+        wait_answer(page)
+        event = trace_of(page, tmp_path)["events"][0]
+        assert (event["metric"], event["threshold"]) == ("entropy", 0.3)
+        assert page.problems == []
+
+
+def test_a_reload_while_an_answer_is_written_puts_its_question_back(chromium, slow):
+    with chat(chromium, slow, link={"max": 12}) as page:
+        ask(page, "first")
+        wait_answer(page)
+        page.evaluate("history.replaceState(null, '', location.pathname)")
+        ask(page, "second")
+        page.reload()
+        page.wait_for_selector("#thread[data-messages='2']")
+        page.wait_for_function("document.querySelector('#box textarea').value == 'second'")
+        assert page.locator(".mars-user .mars-body").all_text_contents() == ["first"]
+    assert wait_until(lambda: slow.registry.sessions == [])
+
+
+# A visitor who goes on
+
+
+def test_of_two_metrics_chosen_at_once_the_last_one_holds(chromium, tiny, tmp_path):
+    with chat(chromium, tiny, link={"max": 8}) as page:
+        page.click("text=More settings")
+        page.get_by_role("radio", name="margin").wait_for()
+        with held_back(page, RUN):
+            page.get_by_role("radio", name="margin").check()
+            page.get_by_role("radio", name="entropy").check()
+        page.wait_for_selector("#tau input[type=range][max='2']")
+        assert page.get_by_role("radio", name="entropy").is_checked()
+        page.wait_for_function("document.querySelector('#tau').textContent.includes('entropy')")
+        ask(page, "hello")
+        wait_answer(page)
+        event = trace_of(page, tmp_path)["events"][0]
+        assert (event["metric"], event["threshold"]) == ("entropy", 0.4)
+
+
+def test_numbers_typed_into_a_slider_s_box_act_once_they_are_whole(chromium, slow):
+    with chat(chromium, slow, link={"max": 2000, "tau": 0.9}) as page:
+        page.click("text=More settings")
+        size = page.get_by_label("number input for Block size B")
+        size.wait_for()
+        ask(page, "count")
+        wait_written(page)
+        page.locator("#tau input[type=number]").select_text()
+        with held_back(page, RUN):
+            page.keyboard.type("0.7", delay=20)
+        assert wait_until(lambda: [live.threshold for live in running(slow)] == [0.7])
+        size.select_text()
+        page.keyboard.type("16", delay=20)
+        page.keyboard.press("Tab")
+        most = int(page.get_attribute("#more input[type=range]", "max") or 0)
+        assert most < 16 and wait_until(lambda: [live.block_size for live in running(slow)] == [most])
+        page.click("#stop")
+        wait_answer(page)
+        assert page.problems == []
+
+
+def test_what_is_turned_before_an_answer_begins_holds_for_it(chromium, slow, tmp_path):
+    with chat(chromium, slow, link={"max": 400, "tau": 0.9}) as page:
+        with held_back(page, JOIN):
+            page.fill("#box textarea", "count")
+            page.press("#box textarea", "Enter")
+            page.locator("#tau input[type=range]").focus()
+            page.keyboard.press("Home")
+            page.wait_for_function("document.querySelector('#tau input[type=number]').value == '0.5'")
+            page.uncheck("#verify input")
+        assert wait_until(lambda: [(live.threshold, live.verify) for live in running(slow)] == [(0.5, False)])
+        wait_written(page)
+        page.click("#stop")
+        wait_answer(page)
+        events = trace_of(page, tmp_path)["events"]
+        assert events[-1]["threshold"] == 0.5 and not events[-1]["verify"]
+
+
+def test_enter_while_an_answer_is_written_says_why_nothing_happens(chromium, slow):
+    with chat(chromium, slow, link={"max": 400}) as page:
+        ask(page, "count")
+        wait_written(page)
+        assert page.locator(".toast-body").count() == 0
+        page.fill("#box textarea", "and on")
+        page.press("#box textarea", "Enter")
+        page.wait_for_selector("text=An answer is being written")
+        assert page.input_value("#box textarea") == "and on"
+        page.press("#box textarea", "Escape")
+        wait_answer(page)
+        assert page.get_attribute("#thread", "data-messages") == "2"
+
+
+def test_of_two_runs_picked_at_once_the_last_one_is_shown(chromium, tiny):
+    first, last = recorded_runs()[0], recorded_runs()[-1]
+    with chat(chromium, tiny, link={"max": 8}) as page:
+        page.click("#tab-replay-button")
+        page.wait_for_selector(".mars-run")
+        with held_back(page, RUN):
+            page.click(".mars-run >> nth=0")
+            page.click(f".mars-run >> nth={len(recorded_runs()) - 1}")
+        asked = "q => document.querySelector('.mars-asked')?.textContent === q"
+        page.wait_for_function(asked, arg=last.trace.prompt[-1]["content"])
+        page.wait_for_timeout(500)  # for what might come after it
+        assert page.evaluate(asked, last.trace.prompt[-1]["content"]) and first.name != last.name
+        assert page.problems == []
+
+
+def test_a_second_branch_while_one_is_written_is_refused_with_a_word(chromium, slow):
+    with chat(chromium, slow, link={"max": 2000}) as page:
+        ask(page, "count")
+        wait_written(page)
+        page.click("#stop")
+        wait_answer(page)
+        page.click("#chat-replay")
+        page.wait_for_selector(".mars-branch-go:not([disabled])")
+        page.click(".mars-branch-go")
+        page.wait_for_selector("#replay-stop", state="visible")
+        page.click(".mars-branch-go")
+        page.wait_for_selector("text=A branch is being written")
+        assert page.is_visible("#replay-stop")
+        page.click("#replay-stop")
+        page.wait_for_selector("#replay-stop", state="hidden")
+        assert page.problems == []
+
+
+def test_of_two_modes_chosen_at_once_for_a_lane_the_last_one_holds(chromium, tiny):
+    with chat(chromium, tiny) as page:
+        page.click("#tab-compare-button")
+        modes = page.locator(".lane-mode").first
+        modes.locator("input").last.wait_for()
+        with held_back(page, RUN):
+            modes.locator("input").nth(1).check()
+            modes.locator("input").nth(2).check()
+        page.wait_for_selector("#compare-tau-left input[type=range]:not([disabled])")
+        page.wait_for_function(
+            "document.querySelector('#compare-tau-left input[type=number]').value == '0.9'"
+        )
+        page.wait_for_timeout(300)  # for what might come after it
+        assert modes.locator("input").last.is_checked()
+        assert page.problems == []
