@@ -15,7 +15,11 @@ from app.race_view import HANGING
 from tests.chat_page import ask, chat, served, shown_text, wait_answer, wait_until, wait_written
 from tests.compare_page import compare, race, wait_result
 from tests.compare_page import served as served_compare
+from tests.explore_page import explore
+from tests.explore_page import run as sweep
+from tests.explore_page import served as served_explore
 from tests.scripted import always, scripted_loaded
+from tests.scripted_sweep import scorable
 
 
 @pytest.fixture
@@ -80,3 +84,45 @@ def test_a_race_that_hangs_comes_to_rest_and_the_next_one_is_run(chromium, held,
         )
         page.click("#compare-stop")
         assert all(wait_result(page, 30))
+
+
+def test_a_branch_that_hangs_says_so_and_ends_when_its_forward_does(chromium, held, monkeypatch):
+    monkeypatch.setattr("app.replay.STOP_WAIT_S", 0.3)
+    with served(held.loaded) as app, chat(chromium, app, link={"max": 2000}) as page:
+        ask(page, "count")
+        wait_written(page, 5)
+        page.click("#stop")
+        wait_answer(page)
+        page.click("#chat-replay")
+        page.wait_for_selector(".mars-branch-go:not([disabled])")
+        page.click(".mars-branch-go")
+        page.wait_for_selector("#replay-stop", state="visible")
+        page.wait_for_function("document.querySelector('#replay-written .mars-text')?.textContent.length > 4")
+        held.open.clear()
+        page.click("#replay-stop")
+        page.wait_for_selector(f"text={TOAST}")
+        held.open.set()
+        page.wait_for_selector("#replay-stop", state="hidden")
+        assert wait_until(lambda: idle(app)) and page.problems == []
+
+
+def test_a_sweep_that_hangs_comes_to_rest_and_the_next_one_is_run(chromium, monkeypatch):
+    monkeypatch.setattr("app.explore.STOP_WAIT_S", 0.3)
+    gate = threading.Event()
+    gate.set()
+    loaded = scorable(always(), context_length=4096)
+    loaded.model.before = lambda number: (time.sleep(0.02), gate.wait(60))
+    with served_explore(loaded) as app, explore(chromium, app, thresholds="0.5 0.6") as page:
+        page.click("#explore-start")
+        page.wait_for_function("document.querySelectorAll('.explore-table tbody th').length >= 1")
+        gate.clear()
+        page.click("#explore-stop")
+        page.wait_for_selector(".explore-progress[data-state=stopped]")
+        assert "the table stays as it is" in page.text_content(".explore-words")
+        page.wait_for_selector("#explore-start:not([disabled])")
+        gate.set()
+        monkeypatch.undo()
+        assert wait_until(lambda: idle(app))
+        page.get_by_label("Thresholds τ").fill("0.7")
+        sweep(page)
+        assert page.locator(".explore-table tbody th").count() == 2 and page.problems == []
