@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -49,7 +50,10 @@ class ChatTab:
         self.note = honesty_line(engine.loaded, engine.measured)
         self.messages: gr.State = gr.State(None)  # None until something was written: see `_history`
         self.trace = gr.State(None)
-        self.charts_due = gr.State(False)
+        self.ended, self.drawn = (
+            gr.State(None),
+            gr.State(None),
+        )  # when the last run did, and that of the charts
         with gr.Row(elem_id="chat"):
             with gr.Column(scale=3, min_width=320, elem_id="thread"):
                 self._build_thread()
@@ -104,7 +108,7 @@ class ChatTab:
                 self.figures,
                 self.chart,
                 self.trace,
-                self.charts_due,
+                self.ended,
             ],
             show_progress="hidden",
             trigger_mode="once",
@@ -121,11 +125,11 @@ class ChatTab:
         for button, example in zip(self.examples, EXAMPLES, strict=True):
             answers.append(button.click(_ask(self._send, example.prompt), state, **run))
         for answer in answers:  # apart from it, so that the next question need not wait for charts
-            drawn = [self.charts_due, *self.charts.outputs]
             answer.then(
                 self._draw_charts,
-                [self.charts_due, self.trace],
-                drawn,
+                [self.ended, self.drawn, self.trace],
+                [self.drawn, *self.charts.outputs],
+                trigger_mode="always_last",  # a run may end while the charts of the one before are drawn
                 show_progress="hidden",
                 api_visibility="private",
             )
@@ -146,7 +150,7 @@ class ChatTab:
         # a toast reaches the browser only from the queue (gradio 6.31)
         stopped.then(self._say_if_hanging, None, None, **quick | dict(queue=True, concurrency_limit=None))
         kept = [self.messages, self.conversation, self.box, self.view, self.figures, self.chart, self.trace]
-        kept += [self.charts_due, *self.charts.outputs]
+        kept += [self.ended, *self.charts.outputs]
         self.undo.click(self._undo, [self.messages, self.conversation], kept, **quick)
         self.clear.click(self._clear, None, kept, **quick)
         self.copy_link.click(None, [self.box, self.conversation, *self.dial.inputs], js=COPY_LINK_SCRIPT)
@@ -229,7 +233,7 @@ class ChatTab:
                 yield self._drawn(self._failed(error, prompt, feed, events))
             if not running.discarded:
                 trace = record(self.engine.loaded, prompt.messages, prompt.ids, prompt.settings, events)
-                yield self._at_rest(asked, feed) | {self.trace: trace, self.charts_due: True}
+                yield self._at_rest(asked, feed) | {self.trace: trace, self.ended: time.time()}
             else:  # gradio repeats the last update at the end, and the page has gone on
                 yield {self.trace: gr.skip()}
 
@@ -313,16 +317,16 @@ class ChatTab:
             self.figures: None,
             self.chart: None,
             self.trace: None,
-            self.charts_due: False,
+            self.ended: None,
             **dict(zip(self.charts.outputs, self.charts.update(None), strict=True)),
         }
 
-    def _draw_charts(self, due: bool, trace: Trace | None) -> Update:
+    def _draw_charts(self, ended: float | None, drawn: float | None, trace: Trace | None) -> Update:
         """The charts of a run that has just ended; once, however many listeners ask."""
-        if not due or trace is None:
-            return {self.charts_due: False}
-        drawn = self.charts.update(trace.events)
-        return {self.charts_due: False, **dict(zip(self.charts.outputs, drawn, strict=True))}
+        if trace is None or ended in (None, drawn):
+            return {self.drawn: gr.skip()}
+        charts = self.charts.update(trace.events)
+        return {self.drawn: ended, **dict(zip(self.charts.outputs, charts, strict=True))}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,6 +114,8 @@ class ReplayTab:
         return self._show(trace, None, request, self._ask(request))
 
     def _first(self, request: gr.Request) -> Update:
+        if _key(request) in self._asked:  # a visitor was quicker
+            return {self.chooser: gr.skip()}
         if not self.runs:
             return {self.chooser: chosen(None)}
         return self._shown(next(iter(self.runs)), request)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from app.replay_recorded import recorded_runs
+from app.run_charts import RunCharts
+from mars_core import StepEvent
 from tests.browser import JOIN, RUN, held_back
 from tests.chat_page import ask, chat, running, served, trace_of, wait_answer, wait_until, wait_written
 from tests.scripted import always, scripted_loaded
@@ -208,4 +212,32 @@ def test_of_two_modes_chosen_at_once_for_a_lane_the_last_one_holds(chromium, tin
         )
         page.wait_for_timeout(300)  # for what might come after it
         assert modes.locator("input").last.is_checked()
+        assert page.problems == []
+
+
+def test_an_answer_that_ends_while_charts_are_drawn_gets_its_own(chromium, tiny, monkeypatch):
+    drawing, go_on = threading.Event(), threading.Event()
+    update, lengths = RunCharts.update, []
+
+    def paused(self: RunCharts, events: Sequence[StepEvent] | None) -> list[Any]:
+        if events is not None:
+            lengths.append(sum(len(event.committed) for event in events))
+            drawing.set()
+            assert go_on.wait(60)
+        return update(self, events)
+
+    monkeypatch.setattr(RunCharts, "update", paused)
+    with chat(chromium, tiny, link={"max": 8, "tau": 1}) as page:
+        ask(page, "first")
+        wait_answer(page)
+        assert wait_until(drawing.is_set)
+        page.click("text=More settings")
+        most = page.get_by_label("number input for Max new tokens")
+        most.fill("12")
+        most.press("Tab")
+        ask(page, "second")
+        page.wait_for_selector("#thread[data-state=answered][data-messages='4']")
+        go_on.set()
+        assert wait_until(lambda: len(lengths) == 2) and lengths[0] <= 8 < lengths[1]
+        page.wait_for_selector("#run-charts", state="visible")
         assert page.problems == []
