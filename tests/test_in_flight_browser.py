@@ -29,9 +29,9 @@ def tiny() -> Iterator[SimpleNamespace]:
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[SimpleNamespace]:
-    """Letters for ever, a forward every twentieth of a second."""
+    """Letters for ever, a forward every tenth of a second."""
     loaded = scripted_loaded(always(), context_length=4096)
-    loaded.model.before = lambda number: time.sleep(0.05)
+    loaded.model.before = lambda number: time.sleep(0.1)
     with served(loaded) as app:
         yield app
 
@@ -135,7 +135,7 @@ def test_numbers_typed_into_a_slider_s_box_act_once_they_are_whole(chromium, slo
 
 
 def test_what_is_turned_before_an_answer_begins_holds_for_it(chromium, slow, tmp_path):
-    with chat(chromium, slow, link={"max": 400, "tau": 0.9}) as page:
+    with chat(chromium, slow, link={"max": 2000, "tau": 0.9}) as page:
         with held_back(page, JOIN):
             page.fill("#box textarea", "count")
             page.press("#box textarea", "Enter")
@@ -152,7 +152,7 @@ def test_what_is_turned_before_an_answer_begins_holds_for_it(chromium, slow, tmp
 
 
 def test_enter_while_an_answer_is_written_says_why_nothing_happens(chromium, slow):
-    with chat(chromium, slow, link={"max": 400}) as page:
+    with chat(chromium, slow, link={"max": 2000}) as page:
         ask(page, "count")
         wait_written(page)
         assert page.locator(".toast-body").count() == 0
