@@ -82,8 +82,10 @@ def test_another_metric_s_scale_outlives_the_server_s_memory(chromium, tiny, tmp
 
 
 def test_a_reload_while_an_answer_is_written_puts_its_question_back(chromium, slow):
-    with chat(chromium, slow, link={"max": 12}) as page:
+    with chat(chromium, slow, link={"max": 2000}) as page:
         ask(page, "first")
+        wait_written(page)
+        page.click("#stop")
         wait_answer(page)
         page.evaluate("history.replaceState(null, '', location.pathname)")
         ask(page, "second")
