@@ -50,10 +50,8 @@ class ChatTab:
         self.note = honesty_line(engine.loaded, engine.measured)
         self.messages: gr.State = gr.State(None)  # None until something was written: see `_history`
         self.trace = gr.State(None)
-        self.ended, self.drawn = (
-            gr.State(None),
-            gr.State(None),
-        )  # when the last run did, and that of the charts
+        # when the last run ended, and when the one did whose charts are drawn
+        self.ended, self.drawn = gr.State(None), gr.State(None)
         with gr.Row(elem_id="chat"):
             with gr.Column(scale=3, min_width=320, elem_id="thread"):
                 self._build_thread()

@@ -34,6 +34,10 @@ class ThresholdScale:
     left: str
     right: str
 
+    def position(self, value: Any) -> float | None:
+        """`live_slider.position` between these ends."""
+        return position(value, self.low, self.high)
+
 
 SCALES: dict[Metric, ThresholdScale] = {
     "probability": ThresholdScale(0.5, 1.0, 0.9, "Threshold τ on probability", "faster", "exact"),
@@ -65,7 +69,7 @@ class DialValues:
         """
         threshold, verify, block_size, metric, max_new_tokens, temperature, top_p, seed, system = values
         scale = SCALES[_metric(metric)]
-        at = position(_number("threshold", threshold), scale.low, scale.high)
+        at = scale.position(_number("threshold", threshold))
         return cls(
             threshold=scale.start if at is None else at,
             verify=bool(verify),
@@ -194,16 +198,14 @@ class Dial:
         self, threshold: Any, verify: Any, block_size: Any, metric: Any, request: gr.Request
     ) -> None:
         with _told():
-            scale = SCALES[_metric(metric)]
-            at = position(threshold, scale.low, scale.high)
+            at = SCALES[_metric(metric)].position(threshold)
             size = position(block_size, 1, self.block_size.maximum)
             if at is not None and size is not None:
                 self._turn(request, threshold=at, verify=bool(verify), block_size=round(size), metric=metric)
 
     def _turn_threshold(self, threshold: Any, metric: Any, request: gr.Request) -> None:
         with _told():
-            scale = SCALES[_metric(metric)]
-            if (at := position(threshold, scale.low, scale.high)) is not None:
+            if (at := SCALES[_metric(metric)].position(threshold)) is not None:
                 self._turn(request, threshold=at)
 
     def _turn_verify(self, verify: bool, request: gr.Request) -> None:

@@ -94,7 +94,7 @@ class LaneControls:
         return self.show(mode, threshold, block_size)[1:]
 
     def _turn_threshold(self, threshold: Any, request: gr.Request) -> None:
-        if (at := position(threshold, _SCALE.low, _SCALE.high)) is not None:
+        if (at := _SCALE.position(threshold)) is not None:
             self._turn(request, threshold=at)
 
     def _turn_block_size(self, block_size: Any, request: gr.Request) -> None:

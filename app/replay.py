@@ -15,7 +15,7 @@ from mars_core.traces import read_trace
 from .dial import SCALES, threshold_update
 from .feed import messages
 from .live import LiveRegistry, Running
-from .live_slider import FreeSlider, on_turn, position
+from .live_slider import FreeSlider, on_turn
 from .notices import HANGING, fault, info, warn
 from .replay_branch import plan_branch, why_no_branch
 from .replay_lanes import Lanes
@@ -80,13 +80,13 @@ class ReplayTab:
         # few at once: a large file takes seconds to check, and a visitor may send many
         few: dict[str, Any] = quick | dict(queue=True, concurrency_id="open", concurrency_limit=2)
         self.chooser.open(self._open, None, shown, trigger_mode="multiple", **few)
-        demo.unload(self._forget)
+        demo.unload(self._leave)
         if self.engine is None:
             demo.load(self._first, None, shown, show_progress="hidden", api_visibility="private")
         else:
-            self._connect_branch(demo, quick)
+            self._connect_branch(quick)
 
-    def _connect_branch(self, demo: gr.Blocks, quick: dict[str, Any]) -> None:
+    def _connect_branch(self, quick: dict[str, Any]) -> None:
         self.view.branch(
             self._branch,
             [self.trace, self.threshold, self.verify],
@@ -105,7 +105,6 @@ class ReplayTab:
         live: dict[str, Any] = quick | {"trigger_mode": "always_last"}
         on_turn(self.threshold, self._turn_threshold, [self.trace, self.threshold], **live)
         self.verify.input(self._turn_verify, self.verify, None, **live)
-        demo.unload(self._leave)
 
     # ---- choosing a run ----
 
@@ -143,9 +142,6 @@ class ReplayTab:
         """A token for what a visitor wants to see from now on."""
         self._asked[_key(request)] = token = object()
         return token
-
-    def _forget(self, request: gr.Request) -> None:
-        self._asked.pop(_key(request), None)
 
     def _show(self, trace: Trace, name: str | None, request: gr.Request, asked: object) -> Update:
         """Everything of a run, unless its visitor has asked for another while it was made ready."""
@@ -190,7 +186,7 @@ class ReplayTab:
                 yield {self.stop: gr.skip()}
                 return
             scale = SCALES[_metric(trace)]
-            if (at := position(threshold, scale.low, scale.high)) is None:  # of the run shown before
+            if (at := scale.position(threshold)) is None:  # of the run shown before
                 at = trace.events[0].threshold if trace.events else scale.start
             branch = plan_branch(trace, self.engine, event._data, at, bool(verify))
             with self.registry.running(_key(request), branch.settings.live_values()) as running:
@@ -232,11 +228,11 @@ class ReplayTab:
 
     def _leave(self, request: gr.Request) -> None:
         """The tab was closed: nobody reads on."""
+        self._asked.pop(_key(request), None)
         self.registry.cancel(_key(request))
 
     def _turn_threshold(self, trace: Trace | None, threshold: Any, request: gr.Request) -> None:
-        scale = SCALES[_metric(trace)]
-        if (at := position(threshold, scale.low, scale.high)) is not None:
+        if (at := SCALES[_metric(trace)].position(threshold)) is not None:
             self._turn(request, threshold=at)
 
     def _turn_verify(self, verify: bool, request: gr.Request) -> None:

@@ -81,6 +81,22 @@ def wait_answer(page: Any, timeout_s: float = 120) -> str:
     return shown_text(page)
 
 
+def ask_and_stop(page: Any, text: str) -> None:
+    """A question whose answer is stopped once something is written: room is left to go on from it."""
+    ask(page, text)
+    wait_written(page, 5)
+    page.click("#stop")
+    wait_answer(page)
+
+
+def branch_off(page: Any) -> None:
+    """Open the last answer in Replay, and begin a branch of it there."""
+    page.click("#chat-replay")
+    page.wait_for_selector(".mars-branch-go:not([disabled])")
+    page.click(".mars-branch-go")
+    page.wait_for_selector("#replay-stop", state="visible")
+
+
 def wait_drawn(page: Any) -> None:
     """Wait until the view has drawn the end of an answer: it may take a frame longer than the thread."""
     page.wait_for_selector("#token-view .mars-view:not([data-state=running])", state="attached")

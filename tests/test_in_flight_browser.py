@@ -14,7 +14,18 @@ from app.replay_recorded import recorded_runs
 from app.run_charts import RunCharts
 from mars_core import StepEvent
 from tests.browser import JOIN, RUN, held_back
-from tests.chat_page import ask, chat, running, served, trace_of, wait_answer, wait_until, wait_written
+from tests.chat_page import (
+    ask,
+    ask_and_stop,
+    branch_off,
+    chat,
+    running,
+    served,
+    trace_of,
+    wait_answer,
+    wait_until,
+    wait_written,
+)
 from tests.scripted import always, scripted_loaded
 from tests.tiny import tiny_loaded
 
@@ -83,10 +94,7 @@ def test_another_metric_s_scale_outlives_the_server_s_memory(chromium, tiny, tmp
 
 def test_a_reload_while_an_answer_is_written_puts_its_question_back(chromium, slow):
     with chat(chromium, slow, link={"max": 2000}) as page:
-        ask(page, "first")
-        wait_written(page)
-        page.click("#stop")
-        wait_answer(page)
+        ask_and_stop(page, "first")
         page.evaluate("history.replaceState(null, '', location.pathname)")
         ask(page, "second")
         page.reload()
@@ -184,14 +192,8 @@ def test_of_two_runs_picked_at_once_the_last_one_is_shown(chromium, tiny):
 
 def test_a_second_branch_while_one_is_written_is_refused_with_a_word(chromium, slow):
     with chat(chromium, slow, link={"max": 2000}) as page:
-        ask(page, "count")
-        wait_written(page)
-        page.click("#stop")
-        wait_answer(page)
-        page.click("#chat-replay")
-        page.wait_for_selector(".mars-branch-go:not([disabled])")
-        page.click(".mars-branch-go")
-        page.wait_for_selector("#replay-stop", state="visible")
+        ask_and_stop(page, "count")
+        branch_off(page)
         page.click(".mars-branch-go")
         page.wait_for_selector("text=A branch is being written")
         assert page.is_visible("#replay-stop")

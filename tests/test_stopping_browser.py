@@ -12,7 +12,17 @@ import pytest
 
 from app.notices import HANGING as TOAST
 from app.race_view import HANGING
-from tests.chat_page import ask, chat, served, shown_text, wait_answer, wait_until, wait_written
+from tests.chat_page import (
+    ask,
+    ask_and_stop,
+    branch_off,
+    chat,
+    served,
+    shown_text,
+    wait_answer,
+    wait_until,
+    wait_written,
+)
 from tests.compare_page import compare, race, wait_result
 from tests.compare_page import served as served_compare
 from tests.explore_page import explore
@@ -89,14 +99,8 @@ def test_a_race_that_hangs_comes_to_rest_and_the_next_one_is_run(chromium, held,
 def test_a_branch_that_hangs_says_so_and_ends_when_its_forward_does(chromium, held, monkeypatch):
     monkeypatch.setattr("app.replay.STOP_WAIT_S", 0.3)
     with served(held.loaded) as app, chat(chromium, app, link={"max": 2000}) as page:
-        ask(page, "count")
-        wait_written(page, 5)
-        page.click("#stop")
-        wait_answer(page)
-        page.click("#chat-replay")
-        page.wait_for_selector(".mars-branch-go:not([disabled])")
-        page.click(".mars-branch-go")
-        page.wait_for_selector("#replay-stop", state="visible")
+        ask_and_stop(page, "count")
+        branch_off(page)
         page.wait_for_function("document.querySelector('#replay-written .mars-text')?.textContent.length > 4")
         held.open.clear()
         page.click("#replay-stop")
