@@ -116,7 +116,8 @@ class ChatTab:
         )
         state = [self.messages, self.conversation, *self.dial.inputs]
         answers = [
-            gr.on([self.box.submit, self.send.click], self._send, [self.box, *state], **run),
+            self.box.submit(self._send_typed, [self.box, *state], **run),
+            self.send.click(self._send, [self.box, *state], **run),
             self.conversation.retry(self._retry, state, **run),
             self.conversation.edit(self._edit, state, **run),
         ]
@@ -160,6 +161,13 @@ class ChatTab:
             yield self._only_say("Type a question first.")
         else:
             yield from self._answer([*history, {"role": "user", "content": text}], dial, request, history)
+
+    def _send_typed(self, request: gr.Request, *values: Any) -> Iterator[Update]:
+        """As `_send`, but for the word that an answer is being written: `_say_if_busy` has it, once."""
+        if self.registry.is_running(request.session_hash or ""):
+            yield {self.trace: gr.skip()}
+        else:
+            yield from self._send(request, *values)
 
     def _retry(self, request: gr.Request, kept: Kept, shown: Any, *dial: Any) -> Iterator[Update]:
         history = _history(kept, shown)

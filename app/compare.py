@@ -120,7 +120,8 @@ class CompareTab:
             concurrency_limit=4,
             api_visibility="private",
         )
-        gr.on([self.box.submit, self.start.click], self._start, [self.box, *self._settings], **run)
+        self.box.submit(self._start_typed, [self.box, *self._settings], **run)
+        self.start.click(self._start, [self.box, *self._settings], **run)
         # a listener that is still busy takes no second question, and says nothing (it is skipped); this does
         self.box.submit(self._say_if_busy, None, None, concurrency_limit=None, api_visibility="private")
         self.retry.click(self._retry, [self.race, *self._settings], **run)
@@ -142,6 +143,13 @@ class CompareTab:
             yield self._only_say("There is nothing to race again yet.")
         else:
             yield from self._start(request, race.prompt, *settings)
+
+    def _start_typed(self, request: gr.Request, *values: Any) -> Iterator[Update]:
+        """As `_start`, but for the word that a race is being run: `_say_if_busy` has it, once."""
+        if self._is_running(request):
+            yield {self.race: gr.skip()}
+        else:
+            yield from self._start(request, *values)
 
     def _start(self, request: gr.Request, text: str, *settings: Any) -> Iterator[Update]:
         if is_blank(text):

@@ -181,8 +181,7 @@ class ReplayTab:
         try:
             if trace is None:
                 raise MarsError("Choose a run first.")
-            if self.registry.is_running(_key(request)):
-                self._say_if_busy(request)
+            if self.registry.is_running(_key(request)):  # `_say_if_busy` says so
                 yield {self.stop: gr.skip()}
                 return
             scale = SCALES[_metric(trace)]

@@ -161,14 +161,20 @@ def test_what_is_turned_before_an_answer_begins_holds_for_it(chromium, slow, tmp
         assert events[-1]["threshold"] == 0.5 and not events[-1]["verify"]
 
 
-def test_enter_while_an_answer_is_written_says_why_nothing_happens(chromium, slow):
+@pytest.mark.parametrize("begun", ["by Enter", "by an example"])
+def test_enter_while_an_answer_is_written_says_once_why_nothing_happens(chromium, slow, begun):
     with chat(chromium, slow, link={"max": 2000}) as page:
-        ask(page, "count")
+        if begun == "by Enter":
+            ask(page, "count")
+        else:
+            page.click("#examples >> text=Write code")
         wait_written(page)
         assert page.locator(".toast-body").count() == 0
         page.fill("#box textarea", "and on")
         page.press("#box textarea", "Enter")
         page.wait_for_selector("text=An answer is being written")
+        page.wait_for_timeout(500)  # for a second one
+        assert page.locator("text=An answer is being written").count() == 1
         assert page.input_value("#box textarea") == "and on"
         page.press("#box textarea", "Escape")
         wait_answer(page)
