@@ -42,6 +42,14 @@ BUSY = "An answer is being written. Stop it first, or wait for its end."
 READY_SCRIPT = "() => { document.getElementById('thread').dataset.ready = 'yes'; }"
 
 
+# Takes a question out of the box when its answer begins. What was typed behind it while it waited stays, and
+# so does what stands there when another is asked: an example, the last one once more.
+TAKEN_SCRIPT = """(typed, shown) => {
+  const asked = JSON.parse(shown).messages.findLast(({ role }) => role === 'user')?.text ?? '';
+  return typed?.startsWith(asked) ? typed.slice(asked.length) : typed;
+}"""
+
+
 class ChatTab:
     """Components and events of the tab, in the Blocks where it is made."""
 
@@ -132,8 +140,9 @@ class ChatTab:
                 show_progress="hidden",
                 api_visibility="private",
             )
+        self.conversation.taken(None, [self.box, self.conversation], self.box, js=TAKEN_SCRIPT)
         # a listener that is still busy takes no second question, and says nothing (it is skipped); this does.
-        # Of a question that was taken it comes when all is over, and finds the box empty
+        # Of a question that was taken it comes when all is over
         self.box.submit(self._say_if_busy, self.box, None, concurrency_limit=None, api_visibility="private")
         self._connect_tools()
         self.dial.connect()
@@ -230,7 +239,7 @@ class ChatTab:
         feed = Feed(len(prompt.ids), self.note)
         events: list[StepEvent] = []
         with self.registry.running(request.session_hash or "", prompt.settings.live_values()) as running:
-            yield {self.messages: asked, self.conversation: conversation(asked, running=True), self.box: ""}
+            yield {self.messages: asked, self.conversation: conversation(asked, running=True)}
             try:
                 for message in messages(self._events(prompt, running, feed, events), feed):
                     if not running.discarded:

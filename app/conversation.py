@@ -18,7 +18,8 @@ from .token_view import FeedHTML, script
 class Conversation(FeedHTML):
     """Messages of one visitor.
 
-    Events: ``edit`` (data: ``index`` of a user's message, its new ``text``), ``retry``.
+    Events: ``edit`` (data: ``index`` of a user's message, its new ``text``), ``retry``, ``taken`` (a question
+    was added, and its answer has begun).
     """
 
     def __init__(self, **kwargs: Any) -> None:

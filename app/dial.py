@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -183,7 +184,9 @@ class Dial:
         on_turn(self.threshold, self._turn_threshold, [self.threshold, self.metric], **live)
         self.verify.input(self._turn_verify, self.verify, **live)
         on_turn(self.block_size, self._turn_block_size, [self.block_size], **live)
-        self.metric.input(self._turn_metric, self.metric, self.threshold, **live)
+        # the scale is the page's own doing: no answer that comes late can show that of another metric
+        self.metric.input(None, self.metric, self.threshold, js=_SCALE_SCRIPT)
+        self.metric.input(self._turn_metric, self.metric, **live)
 
     def follow(self, begins: Any) -> None:
         """Turn what begins at this event to where the dial stands by then: a question may have waited for its
@@ -217,11 +220,10 @@ class Dial:
             with _told():
                 self._turn(request, block_size=round(at))
 
-    def _turn_metric(self, metric: Metric, request: gr.Request) -> Any:
+    def _turn_metric(self, metric: Metric, request: gr.Request) -> None:
         # another metric is another scale: τ goes to where that one starts, in the same step
         with _told():
             self._turn(request, metric=_metric(metric), threshold=SCALES[_metric(metric)].start)
-        return threshold_update(metric)
 
     def _turn(self, request: gr.Request, **changes: Any) -> None:
         self.registry.update(request.session_hash or "", **changes)
@@ -242,6 +244,8 @@ def threshold_update(metric: Metric, value: float | None = None) -> Any:
     position = scale.start if value is None else min(max(value, scale.low), scale.high)
     return gr.update(minimum=scale.low, maximum=scale.high, value=position, label=scale.label)
 
+
+_SCALE_SCRIPT = f"(metric) => ({json.dumps({metric: threshold_update(metric) for metric in SCALES})})[metric]"
 
 _ENDS = (
     '<div class="mars-ends"><span></span><output></output><span></span></div><p class="mars-meaning"></p>'

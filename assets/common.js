@@ -21,17 +21,25 @@ function installStyle({ name, text }) {
 /** Hand every message of the value to `apply` in order, all that came since the last time at once.
  *
  * Once a frame, and where drawing takes long not before as much time again has passed: half of the time is
- * then left for the reader's hand, however long the text or slow the machine. */
+ * then left for the reader's hand, however long the text or slow the machine. The parts of one component that
+ * follow its value draw in the same frame, in the order they asked: none shows a state that another does not. */
+const followers = [];
 function follow(apply) {
+  followers.push(apply);
+  if (followers.length > 1) return;
   let queue = [];
   let waiting = false;
   const flush = () => {
     const batch = queue;
     queue = [];
+    element.removeAttribute("data-behind");
     const began = performance.now();
-    apply(batch);
-    // the task after this frame knows what the frame took, layout and paint included
-    setTimeout(() => setTimeout(rest, performance.now() - began));
+    try {
+      for (const apply of followers) apply(batch);
+    } finally {
+      // the task after this frame knows what the frame took, layout and paint included
+      setTimeout(() => setTimeout(rest, performance.now() - began));
+    }
   };
   const rest = () => {
     waiting = false;
@@ -43,6 +51,7 @@ function follow(apply) {
   };
   const take = () => {
     queue.push(props.value ? JSON.parse(props.value) : null);
+    element.setAttribute("data-behind", ""); // something came that is not drawn yet
     if (!waiting) request();
   };
   watch("value", take);

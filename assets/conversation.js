@@ -11,11 +11,14 @@ class Conversation {
     host.setAttribute("role", "log");
     host.setAttribute("aria-label", "Conversation");
     this.shown = [];
+    this.lastAsked = -1;
     this.writing = make("p", "mars-writing", "Writing …");
   }
 
   apply(batch) {
-    const value = batch.findLast((item) => item !== null);
+    const values = batch.filter((item) => item !== null);
+    values.forEach((item) => this.tellBox(item));
+    const value = values.at(-1);
     if (!value) return;
     const { messages, running, ending } = value;
     const lastAnswer = messages.findLastIndex(({ role }) => role === "assistant");
@@ -55,6 +58,13 @@ class Conversation {
     if (!thread) return;
     thread.dataset.state = running ? "running" : messages.at(-1)?.role === "assistant" ? "answered" : "empty";
     thread.dataset.messages = messages.length;
+  }
+
+  /** A question that was taken leaves the message box; one that only came back with the page does not. */
+  tellBox({ messages, running, ending }) {
+    const last = messages.findLastIndex(({ role }) => role === "user");
+    if (last > this.lastAsked && (running || ending)) trigger("taken", {});
+    this.lastAsked = last;
   }
 
   build(message, isLast, running, ending) {

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+# Set to anything, the page runs unevenly: its frames and requests wait for up to half a second, at random.
+# What a test reads without waiting for it fails then, and not once in a month on a busy machine.
+UNEVEN = bool(os.environ.get("MARS_TEST_UNEVEN"))
 RUN = "**/gradio_api/run/**"  # what does not go through the queue
 JOIN = "**/gradio_api/queue/join*"  # what does
 FLAGS = [
@@ -39,6 +43,8 @@ def open_page(
     opened = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", **context
     )
+    if UNEVEN:
+        opened.add_init_script(path=Path(__file__).with_name("uneven.js"))
     page = opened.new_page()
     page.problems = []
     page.on("dialog", lambda dialog: (page.problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
@@ -51,6 +57,22 @@ def open_page(
         yield page
     finally:
         opened.close()
+
+
+def wait_drawn(page: Any, selector: str | None = None, **options: Any) -> None:
+    """Wait for a state of the page, and then until all that has come for its components is drawn: each draws
+    in a frame of its own, so that one shows a state before another does."""
+    if selector:
+        page.wait_for_selector(selector, **options)
+    page.wait_for_selector("[data-behind]", state="detached")
+
+
+def open_part(page: Any, title: str) -> None:
+    """Open an accordion, and wait until gradio (6.31) has drawn it: a frame after the first it sets every
+    value in it once more, over what was typed meanwhile."""
+    page.click(f"text={title}")
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.wait_for_timeout(600 if UNEVEN else 50)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from app.live import LiveRegistry
 from app.page import build_page, launch_options
 from mars_core import Engine, LiveValues, LoadedModel
 from mars_core.planner import NOMINAL_COSTS
-from tests.browser import open_page, serving
+from tests.browser import open_page, serving, wait_drawn
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def chat(browser: Any, app: SimpleNamespace, *, link: dict[str, Any] | None = No
     """A visitor's page, ready to type in; `link` is what a copied link carries."""
     url = app.url + (f"?{urlencode(link)}&" if link else "")
     with open_page(browser, url, **options) as page:
-        page.wait_for_selector("#thread[data-state][data-ready]")
+        wait_drawn(page, "#thread[data-state][data-ready]")
         page.wait_for_selector("#box textarea:not([disabled])")
         yield page
 
@@ -76,8 +76,7 @@ def wait_written(page: Any, letters: int = 1) -> None:
 
 def wait_answer(page: Any, timeout_s: float = 120) -> str:
     """Wait until the answer is complete; the text of the token view."""
-    page.wait_for_selector("#thread[data-state=answered]", timeout=timeout_s * 1000)
-    wait_drawn(page)
+    wait_drawn(page, "#thread[data-state=answered]", timeout=timeout_s * 1000)
     return shown_text(page)
 
 
@@ -95,11 +94,6 @@ def branch_off(page: Any) -> None:
     page.wait_for_selector(".mars-branch-go:not([disabled])")
     page.click(".mars-branch-go")
     page.wait_for_selector("#replay-stop", state="visible")
-
-
-def wait_drawn(page: Any) -> None:
-    """Wait until the view has drawn the end of an answer: it may take a frame longer than the thread."""
-    page.wait_for_selector("#token-view .mars-view:not([data-state=running])", state="attached")
 
 
 def shown_text(page: Any) -> str:

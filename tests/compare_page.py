@@ -15,7 +15,7 @@ from app.live import LiveRegistry
 from app.page import launch_options
 from mars_core import Engine, LoadedModel
 from mars_core.planner import NOMINAL_COSTS
-from tests.browser import open_page, serving
+from tests.browser import open_page, open_part, serving, wait_drawn
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def served(loaded: LoadedModel) -> Iterator[SimpleNamespace]:
 def compare(browser: Any, app: SimpleNamespace, *, max_new_tokens: int | None = None, **options: Any):
     """A visitor's page, ready to type in."""
     with open_page(browser, app.url, **options) as page:
-        page.wait_for_selector("#compare[data-state]")
+        wait_drawn(page, "#compare[data-state]")
         page.wait_for_selector("#compare-box textarea:not([disabled])")
         if max_new_tokens is not None:
             set_max_new_tokens(page, max_new_tokens)
@@ -53,7 +53,7 @@ def compare(browser: Any, app: SimpleNamespace, *, max_new_tokens: int | None = 
 
 def set_max_new_tokens(page: Any, number: int) -> None:
     """Set the slider under *Settings of both lanes*."""
-    page.click("text=Settings of both lanes")
+    open_part(page, "Settings of both lanes")
     field = page.locator("#compare-shared input[type=number]").first
     slider = page.locator("#compare-shared input[type=range]").first
     for _ in range(20):  # what is typed before the opened part listens is lost
@@ -73,10 +73,7 @@ def race(page: Any, text: str) -> None:
 
 def wait_result(page: Any, timeout_s: float = 120) -> list[str]:
     """Wait until the race is over; the answers of both lanes, character by character."""
-    page.wait_for_selector("#compare[data-state=done]", timeout=timeout_s * 1000)
-    for side in ("left", "right"):  # the views may take a frame longer
-        running = f"#compare-{side} .mars-view[data-state=running]"
-        page.wait_for_selector(running, state="detached")
+    wait_drawn(page, "#compare[data-state=done]", timeout=timeout_s * 1000)
     return [shown_text(page, side) for side in ("left", "right")]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from mars_core.loaded import LoadedModel
 from mars_core.models import load_model
-from tests.browser import launch
+from tests.browser import UNEVEN, launch
 
 # Tiny models are slower on several threads than on one, and far slower where the cores are busy.
 torch.set_num_threads(1)
@@ -24,6 +24,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # A busy machine is no reason to fail, and what was found belongs in a test, not in a directory beside it.
 hypothesis.settings.register_profile("mars", deadline=None, database=None)
 hypothesis.settings.load_profile("mars")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What fails in a browser is tried once more, and listed: machine and browser stall now and then. Races of
+    the page are looked for by MARS_TEST_UNEVEN, where nothing is tried twice."""
+    for item in items:
+        if item.get_closest_marker("browser") and not UNEVEN:
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(scope="session")

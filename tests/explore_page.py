@@ -15,7 +15,7 @@ from app.live import LiveRegistry
 from app.page import launch_options
 from mars_core import Engine
 from mars_core.planner import NOMINAL_COSTS
-from tests.browser import open_page, serving
+from tests.browser import open_page, serving, wait_drawn
 
 LONG_MS = 120_000  # for what depends on how busy the machine is
 
@@ -62,5 +62,5 @@ def explore(browser: Any, app: SimpleNamespace, *, thresholds: str = "0.1", **op
 
 def run(page: Any) -> None:
     page.click("#explore-start")
-    page.wait_for_selector(".explore-progress[data-state=done]")
+    wait_drawn(page, ".explore-progress[data-state=done]")
     page.wait_for_selector("#explore-calibration .js-plotly-plot")

@@ -14,7 +14,7 @@ import pytest
 from app.baseline import OneTokenBaseline
 from app.live import LiveRegistry
 from app.page import build_page, launch_options
-from tests.browser import open_page, overflows, serving
+from tests.browser import open_page, open_part, overflows, serving, wait_drawn
 from tests.chat_page import ask, chat, served, wait_answer
 from tests.scripted import scripted_loaded, sometimes
 
@@ -60,7 +60,7 @@ def open_tab(page: Any, name: str) -> None:
 
 
 def use_chat(page: Any) -> None:
-    page.click("text=More settings")
+    open_part(page, "More settings")
     ask(page, "hello")
     wait_answer(page)
     page.click("#token-view .mars-cell >> nth=3")  # its card is open now
@@ -184,7 +184,7 @@ def test_escape_in_another_tab_leaves_the_chats_answer_alone(chromium: Any, app:
         ask(page, "go on")
         open_tab(page, "about")
         page.keyboard.press("Escape")
-        page.wait_for_selector("#thread[data-state=answered]", state="attached")
+        wait_drawn(page, "#thread[data-state=answered]", state="attached")
         assert "Stopped." not in page.text_content("#token-view")
 
 

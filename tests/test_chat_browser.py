@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mars_core import DecodeSettings, Request, chat_prompt_ids
-from tests.browser import overflows
+from tests.browser import open_part, overflows, wait_drawn
 from tests.chat_page import (
     ask,
     chat,
@@ -143,7 +143,7 @@ def test_two_visitors_do_not_disturb_each_other(chromium, slow):
 def test_hostile_text_of_a_user_shows_character_by_character(chromium, tiny):
     with chat(chromium, tiny, link={"max": 20}) as page:
         ask(page, HOSTILE)
-        page.wait_for_selector("#thread[data-state=answered], #thread[data-state=empty]")
+        wait_drawn(page, "#thread[data-state=answered], #thread[data-state=empty]")
         assert page.text_content(".mars-user .mars-body") == HOSTILE
         assert page.evaluate("document.querySelectorAll('#conversation img, #token-view img').length") == 0
         assert page.problems == []
@@ -210,13 +210,13 @@ def test_retry_edit_undo_and_clear(chromium, tiny):
         assert page.locator(".mars-message").count() == 2
 
         page.click("#tools >> text=Undo")
-        page.wait_for_selector("#thread[data-messages='0']")
+        wait_drawn(page, "#thread[data-messages='0']")
         assert page.input_value("#box textarea") == "two"
 
         ask(page, "three")
         wait_answer(page)
         page.click("#tools >> text=Clear")
-        page.wait_for_selector("#thread[data-messages='0']")
+        wait_drawn(page, "#thread[data-messages='0']")
         assert shown_text(page) == ""
         assert page.problems == []
 
@@ -260,7 +260,7 @@ def test_a_chosen_view_stays_for_the_next_answer(chromium, tiny):
         wait_answer(page)
         page.click(".mars-shown-as >> text=Rendered")
         ask(page, "two")
-        page.wait_for_selector("#thread[data-state=answered][data-messages='4']")
+        wait_drawn(page, "#thread[data-state=answered][data-messages='4']")
         assert page.is_visible(".mars-last-answer .mars-body")
 
 
@@ -269,13 +269,13 @@ def test_a_reload_keeps_the_conversation_and_clear_forgets_it(chromium, tiny):
         ask(page, "one")
         answer = wait_answer(page).strip()
         page.reload()
-        page.wait_for_selector("#thread[data-state=answered][data-ready]")
+        wait_drawn(page, "#thread[data-state=answered][data-ready]")
         assert page.text_content(".mars-user .mars-body") == "one"
         assert page.text_content(".mars-last-answer .mars-body").strip() == answer
         ask(page, "two")
-        page.wait_for_selector("#thread[data-state=answered][data-messages='4']")
+        wait_drawn(page, "#thread[data-state=answered][data-messages='4']")
         page.click("#tools >> text=Clear")
-        page.wait_for_selector("#thread[data-messages='0']")
+        wait_drawn(page, "#thread[data-messages='0']")
         page.reload()
         page.wait_for_selector("#thread[data-ready]")
         page.wait_for_timeout(500)
@@ -293,7 +293,7 @@ def test_a_copied_link_opens_ready_and_not_running(chromium, tiny):
     assert "max=20" in link and "tau=0.63" in link
     opened = chromium.new_page()
     opened.goto(link)
-    opened.wait_for_selector("#thread[data-state=empty]")
+    wait_drawn(opened, "#thread[data-state=empty]")
     opened.wait_for_function("document.querySelector('#box textarea').value === 'what & why?'")
     assert float(opened.input_value("#tau input[type=range]")) == 0.63
     opened.close()
@@ -333,7 +333,7 @@ def test_one_click_on_an_example_writes_an_answer(chromium, slow):
 def test_the_page_follows_the_answer_until_the_reader_scrolls_up(chromium, slow):
     with chat(chromium, slow, link={"max": 2000, "tau": 0.5}, height=500) as page:
         ask(page, "count")
-        page.wait_for_function("window.scrollY > 60")
+        page.wait_for_function("window.scrollY > 60", timeout=120_000)  # some hundred letters
         page.mouse.move(300, 200)
         page.mouse.wheel(0, -2000)
         page.wait_for_function("window.scrollY === 0")  # it scrolls smoothly
@@ -380,13 +380,13 @@ def test_the_speed_up_shows_once_one_token_forwards_were_measured(chromium):
         page.focus("#tau input[type=range]")
         page.keyboard.press("End")
         ask(page, "count")
-        page.wait_for_selector("#thread[data-state=answered][data-messages='4']")
+        wait_drawn(page, "#thread[data-state=answered][data-messages='4']")
         assert tile.is_visible()
 
 
 def test_an_empty_seed_stays_empty(chromium, slow):
     with chat(chromium, slow, link={"max": 8, "temperature": 1}) as page:
-        page.click("text=More settings")
+        open_part(page, "More settings")
         assert page.input_value("input[placeholder^='a new one'], textarea[placeholder^='a new one']") == ""
 
 
@@ -416,7 +416,7 @@ def test_what_is_cleared_while_it_is_written_stays_away(chromium, slow, tool):
         ask(page, "forget me")
         page.wait_for_function("document.querySelectorAll('#token-view .mars-text *').length > 10")
         page.evaluate(f"document.querySelector('#tools button:nth-of-type({tool + 1})').click()")
-        page.wait_for_selector("#thread[data-messages='0']")
+        wait_drawn(page, "#thread[data-messages='0']")
         page.wait_for_timeout(500)
         assert page.get_attribute("#thread", "data-messages") == "0"
         assert wait_until(lambda: slow.engine.rows == [] and slow.registry.sessions == [])
@@ -444,10 +444,10 @@ def test_undo_leaves_the_answer_before_readable_whatever_view_was_chosen(chromiu
     with chat(chromium, tiny, link={"max": 20}) as page:
         for number, question in enumerate(("one", "two"), start=1):
             ask(page, question)
-            page.wait_for_selector(f"#thread[data-state=answered][data-messages='{2 * number}']")
+            wait_drawn(page, f"#thread[data-state=answered][data-messages='{2 * number}']")
         page.click(".mars-shown-as >> text=Tokens")
         page.click("#tools >> text=Undo")
-        page.wait_for_selector("#thread[data-messages='2']")
+        wait_drawn(page, "#thread[data-messages='2']")
         assert page.is_visible(".mars-last-answer .mars-body")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from app.lanes import LANE_MODES, SIDES
 from mars_core import DecodeSettings, Request, chat_prompt_ids
-from tests.browser import overflows
+from tests.browser import overflows, wait_drawn
 from tests.chat_page import wait_until
 from tests.compare_page import compare, race, served, shown_text, wait_result
 from tests.scripted import always, saying, scripted_loaded
@@ -100,12 +100,11 @@ def test_both_lanes_come_at_once_and_no_forward_serves_two(chromium, slow):
     before = len(slow.engine.loaded.model.fed)
     with compare(chromium, slow, max_new_tokens=120) as page:
         race(page, "count")
-        state = page.wait_for_function(
+        page.wait_for_function(
             """['left', 'right'].every((side) =>
                  document.querySelector(`#compare-${side} .mars-text`).textContent.length > 4)
-               && document.getElementById('compare').dataset.state"""
+               && document.getElementById('compare').dataset.state === 'running'"""
         )
-        assert state.json_value() == "running"
         left, right = wait_result(page)
         assert len(left) == len(right) == 120
     fed = slow.engine.loaded.model.fed[before:]
@@ -134,7 +133,7 @@ def test_escape_stops_and_the_focus_stays_in_the_page(chromium, slow):
         page.fill("#compare-box textarea", "count")
         page.focus("#compare-start")
         page.keyboard.press("Enter")
-        page.wait_for_selector("#compare[data-state=running]")
+        wait_drawn(page, "#compare[data-state=running]")
         assert page.evaluate("document.activeElement.id") == "compare-stop"
         page.wait_for_function("document.querySelector('#compare-left .mars-text').textContent.length > 2")
         page.evaluate(
@@ -156,7 +155,7 @@ def test_lanes_are_not_swapped_under_a_race_and_that_is_said(chromium, slow):
         page.wait_for_function("document.querySelector('#compare-left .mars-text').textContent.length > 2")
         page.evaluate("document.getElementById('compare-swap').click()")
         page.wait_for_selector("text=A race is being run.")
-        assert page.get_attribute("#compare", "data-state") == "running"
+        wait_drawn(page, "#compare[data-state=running]")
         assert page.is_disabled("#compare-tau-left input[type=range]")
         page.keyboard.press("Escape")
         wait_result(page, 20)
@@ -227,6 +226,7 @@ def test_swapped_lanes_take_settings_and_answers_along(chromium, parting):
         page.wait_for_function(
             f"document.querySelector('#compare-left .mars-text').textContent === {right!r}"
         )
+        wait_drawn(page)
         assert shown_text(page, "right") == left
         chosen = page.evaluate(
             "[...document.querySelectorAll('#compare .lane-mode input')].map((input) => input.checked)"

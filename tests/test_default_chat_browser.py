@@ -9,6 +9,7 @@ import pytest
 
 from mars_core import DecodeSettings, Request, chat_prompt_ids
 from mars_core.prompts import Message
+from tests.browser import wait_drawn
 from tests.chat_page import ask, chat, running, served, trace_of, wait_answer, wait_until
 
 VERIFY = {"verify": True}  # as the page starts
@@ -45,7 +46,7 @@ def test_a_sampled_second_turn_equals_the_librarys_for_the_same_seed(chromium, a
         ask(page, "Name a colour 🤗.")
         first = wait_answer(page)
         ask(page, "Another one, please.")
-        page.wait_for_selector("#thread[data-state=answered][data-messages='4']", timeout=120_000)
+        wait_drawn(page, "#thread[data-state=answered][data-messages='4']", timeout=120_000)
         second = trace_of(page, tmp_path)["text"]
         messages = [
             {"role": "user", "content": "Name a colour 🤗."},

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mars_core.bench.sweep.reading import sweep_from_json
-from tests.browser import RUN, held_back, overflows
+from tests.browser import RUN, held_back, overflows, wait_drawn
 from tests.chat_page import wait_until
 from tests.explore_page import explore, run, served
 from tests.scripted import always
@@ -107,7 +107,7 @@ def test_axes_runs_and_the_paper_can_be_chosen_afterwards(chromium, tiny):
 def test_stopped_it_keeps_its_rows_and_can_be_started_again(chromium, slow):
     with explore(chromium, slow, thresholds="0.1 0.2 0.3 0.4 0.5 0.6") as page:
         page.click("#explore-start")
-        page.wait_for_selector(".explore-progress[data-state=running]")
+        wait_drawn(page, ".explore-progress[data-state=running]")
         page.wait_for_function("document.querySelectorAll('.explore-table tbody th').length >= 1")
         slow.pause_s = 0.2
         page.wait_for_function("document.querySelectorAll('.explore-table tbody th').length >= 2")
@@ -115,7 +115,7 @@ def test_stopped_it_keeps_its_rows_and_can_be_started_again(chromium, slow):
         assert int(page.get_attribute("[role=progressbar]", "aria-valuenow")) > 0
         assert page.is_disabled("#explore-start")
         page.click("#explore-stop")
-        page.wait_for_selector(".explore-progress[data-state=stopped]")
+        wait_drawn(page, ".explore-progress[data-state=stopped]")
         slow.pause_s = 0.0
         kept = rows(page)
         assert 2 <= len(kept) < 7 and f"{len(kept)} of 7 answers are kept" in page.text_content(
@@ -143,7 +143,7 @@ def test_what_a_browser_asks_of_the_sweep_before_is_drawn_of_the_one_that_runs(c
         page.wait_for_selector("#explore-charts", state="visible")
         page.wait_for_selector("#explore-estimates", state="hidden")
         slow.pause_s = 0.0
-        page.wait_for_selector(".explore-progress[data-state=done]")
+        wait_drawn(page, ".explore-progress[data-state=done]")
         page.wait_for_selector("#explore-calibration .js-plotly-plot")
         assert page.input_value("#explore-run-of input") == "τ 0.5, B 4" and page.problems == []
 
@@ -188,7 +188,7 @@ def test_a_prompt_of_the_visitor_shows_character_by_character(chromium, slow):
         page.wait_for_function("document.querySelector('.explore-prompt')?.textContent.length > 0")
         assert page.text_content(".explore-prompt") == HOSTILE
         slow.pause_s = 0.0
-        page.wait_for_selector(".explore-progress[data-state=done]")
+        wait_drawn(page, ".explore-progress[data-state=done]")
         result = sweep_from_json(json.loads(download(page, "#explore-json")))
         assert result.prompts == (HOSTILE,)
         assert page.locator("#explore img").count() == 0 and page.problems == []
@@ -203,7 +203,7 @@ def test_a_file_of_prompts_goes_into_the_box_and_a_bad_line_is_named(chromium, t
         page.wait_for_function("document.querySelector('#explore-own textarea').value.includes('three <b>')")
         page.wait_for_selector(".explore-fault:has-text('your prompts, line 3')")
         page.click("#explore-start")
-        page.wait_for_selector(".explore-progress[data-state=fault]")
+        wait_drawn(page, ".explore-progress[data-state=fault]")
         assert "line 3" in page.text_content(".explore-words") and rows(page) == []
         page.fill("#explore-own textarea", '{"prompt": "one"}\n{"prompt": "two"}')
         page.wait_for_selector("#explore-work:has-text('2 settings (AR among them) × 2 prompts')")

@@ -13,7 +13,7 @@ import pytest
 from app.replay_recorded import recorded_runs
 from app.run_charts import RunCharts
 from mars_core import StepEvent
-from tests.browser import JOIN, RUN, held_back
+from tests.browser import JOIN, RUN, held_back, open_part, wait_drawn
 from tests.chat_page import (
     ask,
     ask_and_stop,
@@ -67,7 +67,7 @@ def test_a_forgotten_conversation_goes_on_as_the_page_shows_it(chromium, tiny, t
         assert said == [("user", "first"), ("assistant", first), ("user", "second")]
         forget(tiny)
         page.click("text=Undo")
-        page.wait_for_selector("#thread[data-messages='2']")
+        wait_drawn(page, "#thread[data-messages='2']")
         assert page.input_value("#box textarea") == "second" and page.problems == []
 
 
@@ -76,7 +76,7 @@ def test_a_cleared_conversation_stays_cleared(chromium, tiny, tmp_path):
         ask(page, "first")
         wait_answer(page)
         page.click("text=Clear")
-        page.wait_for_selector("#thread[data-messages='0']")
+        wait_drawn(page, "#thread[data-messages='0']")
         ask(page, "second")
         wait_answer(page)
         assert [m["content"] for m in trace_of(page, tmp_path)["prompt"]] == ["second"]
@@ -98,7 +98,7 @@ def test_a_reload_while_an_answer_is_written_puts_its_question_back(chromium, sl
         page.evaluate("history.replaceState(null, '', location.pathname)")
         ask(page, "second")
         page.reload()
-        page.wait_for_selector("#thread[data-messages='2']")
+        wait_drawn(page, "#thread[data-messages='2']")
         page.wait_for_function("document.querySelector('#box textarea').value == 'second'")
         assert page.locator(".mars-user .mars-body").all_text_contents() == ["first"]
     assert wait_until(lambda: slow.registry.sessions == [])
@@ -109,12 +109,14 @@ def test_a_reload_while_an_answer_is_written_puts_its_question_back(chromium, sl
 
 def test_of_two_metrics_chosen_at_once_the_last_one_holds(chromium, tiny, tmp_path):
     with chat(chromium, tiny, link={"max": 8}) as page:
-        page.click("text=More settings")
+        open_part(page, "More settings")
         page.get_by_role("radio", name="margin").wait_for()
         with held_back(page, RUN):
             page.get_by_role("radio", name="margin").check()
             page.get_by_role("radio", name="entropy").check()
-        page.wait_for_selector("#tau input[type=range][max='2']")
+            page.wait_for_selector("#tau input[type=range][max='2']")  # no answer is needed for that
+        page.wait_for_timeout(200)
+        assert page.get_attribute("#tau input[type=range]", "max") == "2"
         assert page.get_by_role("radio", name="entropy").is_checked()
         page.wait_for_function("document.querySelector('#tau').textContent.includes('entropy')")
         ask(page, "hello")
@@ -125,7 +127,7 @@ def test_of_two_metrics_chosen_at_once_the_last_one_holds(chromium, tiny, tmp_pa
 
 def test_numbers_typed_into_a_slider_s_box_act_once_they_are_whole(chromium, slow):
     with chat(chromium, slow, link={"max": 2000, "tau": 0.9}) as page:
-        page.click("text=More settings")
+        open_part(page, "More settings")
         size = page.get_by_label("number input for Block size B")
         size.wait_for()
         ask(page, "count")
@@ -159,6 +161,49 @@ def test_what_is_turned_before_an_answer_begins_holds_for_it(chromium, slow, tmp
         wait_answer(page)
         events = trace_of(page, tmp_path)["events"]
         assert events[-1]["threshold"] == 0.5 and not events[-1]["verify"]
+
+
+def test_what_is_typed_behind_a_question_that_waits_for_its_turn_stays_in_the_box(chromium, tiny, tmp_path):
+    with chat(chromium, tiny, link={"max": 8, "tau": 1}) as page:
+        with held_back(page, JOIN):
+            page.focus("#box textarea")
+            page.keyboard.type("first")
+            page.keyboard.press("Enter")
+            page.wait_for_timeout(300)  # gradio reads the box a moment after the key
+            page.keyboard.type(" and then")
+        page.wait_for_function("document.querySelector('#box textarea').value === ' and then'")
+        wait_answer(page)
+        assert [message["content"] for message in trace_of(page, tmp_path)["prompt"]] == ["first"]
+        page.press("#box textarea", "Enter")
+        wait_drawn(page, "#thread[data-state=answered][data-messages='4']")
+        page.wait_for_function("document.querySelector('#box textarea').value === ''")
+        assert page.problems == []
+
+
+@pytest.mark.parametrize(
+    ("begins", "asked"),
+    [("#examples >> text=Write code", []), (".mars-last-answer >> text=Retry", ["hello"])],
+    ids=["an example", "retry"],
+)
+def test_what_was_typed_outlives_a_question_asked_in_another_way(chromium, tiny, begins, asked):
+    with chat(chromium, tiny, link={"max": 8, "tau": 1}) as page:
+        for text in asked:
+            ask(page, text)
+            wait_answer(page)
+            page.wait_for_function("document.querySelector('#box textarea').value === ''")
+        page.fill("#box textarea", "my next")
+        page.evaluate(
+            """() => {
+              const thread = document.getElementById('thread');
+              window.states = [];
+              new MutationObserver(() => window.states.push(thread.dataset.state))
+                .observe(thread, { attributeFilter: ['data-state'] });
+            }"""
+        )
+        page.click(begins)
+        page.wait_for_function("window.states.includes('answered')")
+        page.wait_for_timeout(300)  # for what might come after it
+        assert page.input_value("#box textarea") == "my next" and page.problems == []
 
 
 @pytest.mark.parametrize("begun", ["by Enter", "by an example"])
@@ -241,12 +286,12 @@ def test_an_answer_that_ends_while_charts_are_drawn_gets_its_own(chromium, tiny,
         ask(page, "first")
         wait_answer(page)
         assert wait_until(drawing.is_set)
-        page.click("text=More settings")
+        open_part(page, "More settings")
         most = page.get_by_label("number input for Max new tokens")
         most.fill("12")
         most.press("Tab")
         ask(page, "second")
-        page.wait_for_selector("#thread[data-state=answered][data-messages='4']")
+        wait_drawn(page, "#thread[data-state=answered][data-messages='4']")
         go_on.set()
         assert wait_until(lambda: len(lengths) == 2) and lengths[0] <= 8 < lengths[1]
         page.wait_for_selector("#run-charts", state="visible")

@@ -15,6 +15,7 @@ import pytest
 
 from app.portrait import html_replay, svg_portrait
 from app.portrait_text import xml_text
+from tests.browser import wait_drawn
 from tests.chat_page import wait_until
 from tests.portrait_cases import HOSTILE, trace_of
 from tests.scripted_events import answer, event, token
@@ -69,7 +70,7 @@ def scrub(page: Any, place: int) -> None:
 def test_the_replay_shows_the_answer_character_by_character_and_asks_for_nothing(chromium, tmp_path, name):
     trace = trace_of(HOSTILE[name])
     with opened(chromium, tmp_path, html_replay(trace)) as page:
-        page.wait_for_selector("#view .mars-view[data-state=done]")
+        wait_drawn(page, "#view .mars-view[data-state=done]")
         assert shown(page) == trace.text()
         assert page.text_content("#prompt pre") == f"Say: {HOSTILE[name]}"
         assert "evil" not in page.title() or name in ("ends a script", "templates", "an image")
@@ -109,11 +110,11 @@ def test_it_opens_at_the_end_and_plays_the_run_from_its_start(chromium, tmp_path
         assert page.text_content("#play") == "Play"
         page.select_option("#speed", "0.25")
         page.click("#play")
-        page.wait_for_selector("#view .mars-view[data-state=running]")
+        wait_drawn(page, "#view .mars-view[data-state=running]")
         assert page.text_content("#play") == "Pause"
         page.select_option("#speed", "4")
         assert until(page, "document.querySelector('#play').textContent === 'Play'")
-        page.wait_for_selector("#view .mars-view[data-state=done]")
+        wait_drawn(page, "#view .mars-view[data-state=done]")
         assert shown(page) == COUNTED
         assert page.problems == []
 
@@ -121,7 +122,7 @@ def test_it_opens_at_the_end_and_plays_the_run_from_its_start(chromium, tmp_path
 def test_playing_takes_the_time_that_the_run_took(chromium, tmp_path):
     events = [event(k, [token(f" {k}")], elapsed=0.5 * k) for k in range(4)]
     with opened(chromium, tmp_path, html_replay(trace_of("x", events))) as page:
-        page.wait_for_selector("#view .mars-view[data-state=done]")
+        wait_drawn(page, "#view .mars-view[data-state=done]")
         started = page.evaluate("(document.getElementById('play').click(), performance.now())")
         assert until(page, "document.querySelector('#play').textContent === 'Play'")
         assert page.evaluate("performance.now()") - started >= 1500
@@ -156,7 +157,7 @@ def test_a_script_that_got_in_would_not_run(chromium, tmp_path):
     for evil in ("<script>document.title = 'evil'</script>", "<img src=x onerror=\"document.title='evil'\">"):
         broken = document.replace("</main>", f"</main>{evil}")
         with opened(chromium, tmp_path, broken) as page:
-            page.wait_for_selector("#view .mars-view[data-state=done]")
+            wait_drawn(page, "#view .mars-view[data-state=done]")
             assert page.title() != "evil"
             assert any("Content Security Policy" in problem for problem in page.problems)
 

@@ -21,7 +21,7 @@ from app.replay_recorded import recorded_runs
 from mars_core import DecodeSettings, Engine, LoadedModel, Request, Trace
 from mars_core.planner import NOMINAL_COSTS
 from mars_core.traces import MAX_BYTES, record, trace_text
-from tests.browser import open_page, overflows, serving
+from tests.browser import open_page, overflows, serving, wait_drawn
 from tests.chat_page import wait_until
 from tests.scripted import scripted_loaded, sometimes
 from tests.scripted_events import answer, event, token
@@ -84,7 +84,7 @@ def opened(chromium: Any, url: str, **options: Any) -> Iterator[Any]:
 def visit(chromium, bare) -> Iterator[Any]:
     """One visitor of the page without a model, for all tests that only open a trace of their own."""
     with opened(chromium, bare) as page:
-        page.wait_for_selector(".mars-replay[data-state=shown]")
+        wait_drawn(page, ".mars-replay[data-state=shown]")
         yield page
 
 
@@ -159,7 +159,7 @@ def title(page: Any) -> str:
 def test_without_a_model_the_page_opens_with_a_recorded_run_marked_as_recorded(chromium, bare):
     first = recorded_runs()[0].trace
     with opened(chromium, bare) as page:
-        page.wait_for_selector(".mars-replay[data-state=shown]")
+        wait_drawn(page, ".mars-replay[data-state=shown]")
         assert page.is_visible(".mars-badge") and page.text_content(".mars-badge") == "Recorded"
         where = page.text_content(".mars-where")
         for fact in (first.model["name"], first.model["device"], first.model["dtype"], first.recorded[:4]):
@@ -175,6 +175,7 @@ def test_one_picks_among_the_recorded_runs(page):
     runs = recorded_runs()
     page.click(f".mars-run >> nth={len(runs) - 1}")
     wait_shown(page, runs[-1].trace.prompt[-1]["content"])
+    wait_drawn(page)
     assert shown(page) == runs[-1].trace.text()
     assert page.get_attribute(f".mars-run >> nth={len(runs) - 1}", "aria-pressed") == "true"
     assert page.get_attribute(".mars-run >> nth=0", "aria-pressed") == "false"
@@ -280,7 +281,7 @@ def test_a_file_that_is_no_trace_is_refused_with_a_word_and_nothing_is_lost(page
 
 
 def test_a_file_too_large_is_not_even_read(page, tmp_path):
-    page.wait_for_selector(".mars-replay[data-state=shown]")
+    wait_drawn(page, ".mars-replay[data-state=shown]")
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.url))
     open_file(page, b" " * (MAX_BYTES + 1), tmp_path)
@@ -302,6 +303,7 @@ def test_a_file_can_be_dropped(page):
 def test_it_plays_by_itself_and_stops_where_a_visitor_takes_over(chromium, bare, tmp_path):
     trace = trace_of(answer("one two three four five six " * 8, counts=(1,), seconds=0.2))
     with opened(chromium, bare, reduced_motion="no-preference") as page:
+        wait_drawn(page, ".mars-replay[data-state=shown]")
         open_file(page, trace_text(trace), tmp_path)
         wait_shown(page, trace.prompt[0]["content"])
         page.wait_for_function("Number(document.querySelector('.mars-scrub').value) > 1")
@@ -314,7 +316,7 @@ def test_it_plays_by_itself_and_stops_where_a_visitor_takes_over(chromium, bare,
         page.keyboard.press(" ")
         page.wait_for_function("Number(document.querySelector('.mars-scrub').value) > 0")
         page.select_option(".mars-pace select", "4")
-        page.wait_for_selector("#replay-view .mars-view[data-state=done]")
+        wait_drawn(page, "#replay-view .mars-view[data-state=done]")
         assert page.text_content(".mars-play") == "Play" and shown(page) == trace.text()
 
 
@@ -372,7 +374,7 @@ def test_another_token_makes_a_branch_beside_the_original_marked_where_they_part
     before = len(trace.events[0].committed)
     assert f"at token {before + 1}, in place of" in author.text_content(".mars-branch-words")
     author.click(".mars-branch-go")
-    author.wait_for_selector("#replay-written .mars-view[data-state=done]")
+    wait_drawn(author, "#replay-written .mars-view[data-state=done]")
     assert shown(author, "#replay-original") == trace.text()
     branch = shown(author, "#replay-written")
     assert branch[:before] == trace.text()[:before] and branch[before] != trace.text()[before]
@@ -395,7 +397,7 @@ def test_another_threshold_alone_makes_a_branch_too(author, writing, tmp_path):
         "document.querySelector('#replay-branch-settings input[type=range]').value === '1'"
     )
     author.click(".mars-branch-go")
-    author.wait_for_selector("#replay-written .mars-view[data-state=done]")
+    wait_drawn(author, "#replay-written .mars-view[data-state=done]")
     assert shown(author, "#replay-written") == trace.text()
     assert "24 new tokens in 24 forwards" in author.text_content("#replay-written .mars-ending")
     assert "says the same" in author.text_content("#replay-written .mars-lane-note")
@@ -409,7 +411,7 @@ def test_stop_ends_a_branch_and_keeps_what_was_written(author, writing, tmp_path
     author.click(".mars-branch-go")
     author.wait_for_function("document.querySelector('#replay-written .mars-text')?.textContent.length > 3")
     author.click("#replay-stop")
-    author.wait_for_selector("#replay-written .mars-view[data-state=done]")
+    wait_drawn(author, "#replay-written .mars-view[data-state=done]")
     assert "Branch stopped" in author.text_content("#replay-written .mars-ending")
     assert 3 < len(shown(author, "#replay-written")) < 400
     author.wait_for_selector("#replay-stop", state="hidden")

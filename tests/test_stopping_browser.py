@@ -12,6 +12,7 @@ import pytest
 
 from app.notices import HANGING as TOAST
 from app.race_view import HANGING
+from tests.browser import wait_drawn
 from tests.chat_page import (
     ask,
     ask_and_stop,
@@ -59,7 +60,7 @@ def test_an_answer_that_hangs_comes_to_rest_and_the_next_one_is_written(chromium
         wait_written(page, 5)
         held.open.clear()
         page.click("#stop")
-        page.wait_for_selector("#thread:not([data-state=running])")
+        wait_drawn(page, "#thread:not([data-state=running])")
         written = shown_text(page)
         page.wait_for_selector(f"text={TOAST}")
         held.open.set()
@@ -69,7 +70,7 @@ def test_an_answer_that_hangs_comes_to_rest_and_the_next_one_is_written(chromium
         ask(page, "again")
         wait_written(page, 5)
         page.click("#stop")
-        page.wait_for_selector("#thread[data-state=answered][data-messages='4']")
+        wait_drawn(page, "#thread[data-state=answered][data-messages='4']")
         assert page.problems == []
 
 
@@ -80,7 +81,7 @@ def test_a_race_that_hangs_comes_to_rest_and_the_next_one_is_run(chromium, held,
         page.wait_for_function("document.querySelector('#compare-left .mars-text').textContent.length > 4")
         held.open.clear()
         page.click("#compare-stop")
-        page.wait_for_selector("#compare[data-state=empty]")
+        wait_drawn(page, "#compare[data-state=empty]")
         page.wait_for_selector(f"text={HANGING}")
         held.open.set()
         monkeypatch.undo()
@@ -121,7 +122,7 @@ def test_a_sweep_that_hangs_comes_to_rest_and_the_next_one_is_run(chromium, monk
         page.wait_for_function("document.querySelectorAll('.explore-table tbody th').length >= 1")
         gate.clear()
         page.click("#explore-stop")
-        page.wait_for_selector(".explore-progress[data-state=stopped]")
+        wait_drawn(page, ".explore-progress[data-state=stopped]")
         assert "the table stays as it is" in page.text_content(".explore-words")
         page.wait_for_selector("#explore-start:not([disabled])")
         gate.set()

@@ -18,8 +18,8 @@ from app.live import LiveRegistry
 from app.page import build_page, launch_options
 from mars_core import Engine, StepEvent
 from mars_core.planner import NOMINAL_COSTS
-from tests.browser import serving
-from tests.chat_page import ask, chat, shown_text, wait_drawn
+from tests.browser import serving, wait_drawn
+from tests.chat_page import ask, chat, shown_text
 from tests.scripted import always, scripted_loaded
 from tests.scripted_events import event, token
 

@@ -17,7 +17,7 @@ from app.live_chart import LiveChart
 from app.token_view import TokenView
 from mars_core.events import StepEvent
 
-from .browser import open_page, overflows, serving
+from .browser import open_page, overflows, serving, wait_drawn
 from .chat_page import wait_until
 from .scripted_events import answer, event, split_tokens, token
 
@@ -97,7 +97,7 @@ def play(page: Any, name: str, seconds: float = 0.3, wait: bool = True) -> None:
     page.fill("#seconds input", str(seconds))
     page.get_by_role("button", name="Go", exact=True).click()
     if wait:
-        page.wait_for_selector("[data-state=done], [data-state=error]", timeout=30_000)
+        wait_drawn(page, "[data-state=done], [data-state=error]", timeout=30_000)
 
 
 def text_of(page: Any) -> str:
@@ -171,7 +171,7 @@ def test_a_new_run_replaces_the_last_and_none_empties(chromium: Any, url: str) -
             "n => document.querySelector('.mars-text').textContent.length === n", arg=len(PROSE)
         )
         page.get_by_role("button", name="Clear all").click()
-        page.wait_for_selector("[data-state=empty] .mars-hint")
+        wait_drawn(page, "[data-state=empty] .mars-hint")
         assert text_of(page) == ""
 
 
@@ -180,7 +180,7 @@ def test_ghosts_and_chips_are_no_part_of_the_text(chromium: Any, url: str) -> No
         play(page, "prose", seconds=4, wait=False)
         page.wait_for_selector(".mars-ghost")
         assert PROSE.startswith(text_of(page))
-        page.wait_for_selector("[data-state=done]")
+        wait_drawn(page, "[data-state=done]")
         assert page.locator(".mars-ghost").count() == 0
         assert page.locator(".mars-chip").get_attribute("data-label") == "<|im_end|>"
 
@@ -334,7 +334,7 @@ def test_a_reader_who_scrolled_up_stays_there(chromium: Any, url: str) -> None:
         play(page, "long", seconds=5, wait=False)
         page.wait_for_function("document.querySelector('.mars-scroll').scrollTop > 300")
         page.evaluate("document.querySelector('.mars-scroll').scrollTop = 40")
-        page.wait_for_selector("[data-state=done]")
+        wait_drawn(page, "[data-state=done]")
         assert page.evaluate("document.querySelector('.mars-scroll').scrollTop") == 40
 
 
