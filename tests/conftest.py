@@ -27,8 +27,8 @@ hypothesis.settings.load_profile("mars")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What fails in a browser is tried once more, and listed: machine and browser stall now and then. Races of
-    the page are looked for by MARS_TEST_UNEVEN, where nothing is tried twice."""
+    """What fails in a browser is tried once more, and listed: machine and browser stall now and then. Races
+    of the page are looked for by MARS_TEST_UNEVEN, where nothing is tried twice."""
     for item in items:
         if item.get_closest_marker("browser") and not UNEVEN:
             item.add_marker(pytest.mark.flaky(reruns=1))
