@@ -159,7 +159,7 @@ class ChatTab:
         stopped.then(self._say_if_hanging, None, None, **quick | dict(queue=True, concurrency_limit=None))
         kept = [self.messages, self.conversation, self.box, self.view, self.figures, self.chart, self.trace]
         kept += [self.ended, *self.charts.outputs]
-        self.undo.click(self._undo, [self.messages, self.conversation], kept, **quick)
+        self.undo.click(self._undo, [self.messages, self.conversation, self.box], kept, **quick)
         self.clear.click(self._clear, None, kept, **quick)
         self.copy_link.click(None, [self.box, self.conversation, *self.dial.inputs], js=COPY_LINK_SCRIPT)
         self.share.connect(self.trace)
@@ -308,14 +308,15 @@ class ChatTab:
         """The tab was closed: nobody reads on."""
         self.registry.cancel(request.session_hash or "")
 
-    def _undo(self, request: gr.Request, kept: Kept, shown: Any) -> Update:
-        """Take back the last question with its answer; the question goes into the box."""
+    def _undo(self, request: gr.Request, kept: Kept, shown: Any, typed: str) -> Update:
+        """Take back the last question with its answer; it goes into the box, before what is typed there."""
         self._discard(request)
         rest = [*_history(kept, shown)]
         while rest and rest[-1]["role"] == "assistant":
             rest.pop()
         question = rest.pop()["content"] if rest else ""
-        return self._blank(rest) | {self.box: question}
+        drafts = [text for text in (question, typed) if not is_blank(text)]
+        return self._blank(rest) | {self.box: "\n".join(dict.fromkeys(drafts))}
 
     def _clear(self, request: gr.Request) -> Update:
         self._discard(request)

@@ -148,9 +148,21 @@ class Dial:
         with gr.Accordion("More settings", open=False, elem_id="more"):
             gr.Markdown("Act at once, even on an answer that is being written:", elem_classes="mars-when")
             self.block_size = gr.Slider(
-                1, max(8, 2 * loaded.block_size), loaded.block_size, step=1, label="Block size B", buttons=[]
+                1,
+                max(8, 2 * loaded.block_size),
+                loaded.block_size,
+                step=1,
+                label="Block size B",
+                info="The next token, and B − 1 behind masks: how far one forward looks ahead.",
+                buttons=[],
             )
-            self.metric = gr.Radio(list(METRICS), value="probability", label="What τ is compared with")
+            self.metric = gr.Radio(
+                list(METRICS),
+                value="probability",
+                label="What τ is compared with",
+                info="Of the best guess, its probability; its margin over the second; or how spread all are "
+                "(entropy: the lower, the surer).",
+            )
             gr.Markdown("Act from the next message on:", elem_classes="mars-when")
             longest = min(2048, loaded.context_length // 2)
             self.max_new_tokens = gr.Slider(

@@ -40,7 +40,7 @@ X_AXES: dict[str, Measure] = {
     "speedup": Measure("measured speed-up over AR, ×"),
 }
 Y_AXES: dict[str, Measure] = {
-    "agreement": Measure("agreement: text before its first difference from AR's, %", 100, ".1f"),
+    "agreement": Measure("agreement with AR's text, %", 100, ".1f"),
     "ar_choices": Measure("tokens AR would choose, %", 100, ".1f"),
     "log_likelihood": Measure("mean ln p a token under AR, nats", 1, ".3f"),
 }

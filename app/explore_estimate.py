@@ -31,8 +31,8 @@ OF_VERIFIED = (
     "confirmed; above the run's τ it is an upper bound."
 )
 NO_RUN = (
-    "There is no answer in Chat yet that looked ahead: ask something there, at τ below 1, and leave the dial "
-    "alone while it writes."
+    "There is no answer in Chat yet that looked ahead: ask something there, at τ below 1, and leave the "
+    "settings alone while it writes."
 )
 CALIBRATION = (
     "Of the tokens that the runs at {} accepted behind a mask: how many AR would choose at that place, by "

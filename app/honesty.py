@@ -30,6 +30,11 @@ def honesty_line(loaded: LoadedModel, costs: ForwardCosts | None = None) -> str:
         f"{CLOCK[0].upper()}{CLOCK[1:]}.",
     ]
     if costs is not None:
-        shown = ", ".join(f"{length}: {1000 * costs.of(length):.3g} ms" for length in (1, 4, 16))
+        shown = ", ".join(f"{length}: {_milliseconds(costs.of(length))} ms" for length in (1, 4, 16))
         lines.append(f"A forward by the positions it is fed, measured at start: {shown}.")
     return "\n".join(lines)
+
+
+def _milliseconds(seconds: float) -> str:
+    """Three digits or, of a thousand and more, all."""
+    return f"{1000 * seconds:,.0f}" if seconds >= 0.9995 else f"{1000 * seconds:.3g}"

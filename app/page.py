@@ -28,7 +28,8 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 TITLE = "MARS: several tokens a forward"
 WHAT = (
     "A language model writes one token (a word, or a piece of one) with each forward pass through its "
-    "network. This one writes several where it is sure: each box in an answer is one forward."
+    "network. This one writes several where it is sure: a box in its answer is what one forward wrote at "
+    "once."
 )
 CACHE_LIFE_S = 3600
 QUEUE_SIZE = 64

@@ -175,7 +175,8 @@ def measured(runs: Sequence[LaneRun]) -> str:
         for number in (other, reference)
         if (figures := paces[number])
     ]
-    return f"{', '.join(parts)}; n = 1 run, each on the clock of its own forwards, the prompt apart."
+    clock = "each on the clock of its own forwards, without the prompt and the tokens that came with it"
+    return f"{', '.join(parts)}; n = 1 run, {clock}."
 
 
 def why(runs: Sequence[LaneRun]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -30,6 +31,13 @@ BUSY = "A branch is being written. Stop it first, or wait for its end."
 _LONGEST_NAME = 80
 
 
+@dataclass(frozen=True, eq=False)
+class _Wish:
+    """What a visitor wanted to see, at this time of their page."""
+
+    at: float
+
+
 class ReplayTab:
     """Components and events of the tab, in the Blocks where it is made.
 
@@ -42,7 +50,7 @@ class ReplayTab:
         self.engine, self.registry = engine, registry
         self.runs = {run.name: run for run in recorded_runs()}
         self.trace = gr.State(None)
-        self._asked: dict[str, object] = {}  # session -> what it last wanted to see
+        self._asked: dict[str, _Wish] = {}  # session -> the last
         with gr.Column(elem_id="replay"):
             self.chooser = TraceChooser(list(self.runs.values()), elem_id="replay-chooser")
             self.view = ReplayView(elem_id="replay-view")
@@ -117,17 +125,18 @@ class ReplayTab:
             return {self.chooser: gr.skip()}
         if not self.runs:
             return {self.chooser: chosen(None)}
-        return self._shown(next(iter(self.runs)), request)
+        name, run = next(iter(self.runs.items()))
+        return self._show(run.trace, name, request, self._ask(request))
 
     def _pick(self, request: gr.Request, event: gr.EventData) -> Update:
         name = _field(event, "name")
         if name not in self.runs:
             return {self.chooser: chosen(None, "That recorded run is no longer there.")}
-        return self._shown(name, request)
+        return self._show(self.runs[name].trace, name, request, self._ask(request, event))
 
     def _open(self, request: gr.Request, event: gr.EventData) -> Update:
         """Read a file's text. What is no trace leaves everything as it was, with a word about it."""
-        asked = self._ask(request)
+        asked = self._ask(request, event)
         try:
             trace = read_trace(_field(event, "text"))
         except MarsError as error:
@@ -135,15 +144,16 @@ class ReplayTab:
             return {self.chooser: chosen(None, f"{name} cannot be opened. {error}")}
         return self._show(trace, None, request, asked)
 
-    def _shown(self, name: str, request: gr.Request) -> Update:
-        return self._show(self.runs[name].trace, name, request, self._ask(request))
+    def _ask(self, request: gr.Request, event: gr.EventData | None = None) -> _Wish:
+        """What a visitor wants to see from now on, unless what they asked for later came before it."""
+        before = self._asked.get(_key(request), _Wish(0.0))
+        at = event._data.get("at") if event and isinstance(event._data, dict) else None
+        wish = _Wish(at if isinstance(at, (int, float)) else before.at)
+        if not wish.at < before.at:
+            self._asked[_key(request)] = wish
+        return wish
 
-    def _ask(self, request: gr.Request) -> object:
-        """A token for what a visitor wants to see from now on."""
-        self._asked[_key(request)] = token = object()
-        return token
-
-    def _show(self, trace: Trace, name: str | None, request: gr.Request, asked: object) -> Update:
+    def _show(self, trace: Trace, name: str | None, request: gr.Request, asked: _Wish) -> Update:
         """Everything of a run, unless its visitor has asked for another while it was made ready."""
         charts = self.charts.update(trace.events)
         if self._asked.get(_key(request)) is not asked:

@@ -72,7 +72,9 @@ class Lanes:
         if message["done"] and message["done"]["reason"] != "error":
             message["done"]["message"] = self._ending()
         num_shared = len(self._branch.answer_ids)
-        start = f"The first {num_shared} tokens are the recording's" if num_shared else "From the start"
+        if self.parts_at is not None:  # the token that was chosen is not the recording's
+            num_shared = min(num_shared, self.parts_at)
+        start = _shared(num_shared)
         return message | {"lane": self._lane(f"Branch, written now by {self._name}", self._note(start))}
 
     def _lane(self, title: str, note: str) -> dict[str, Any]:
@@ -90,6 +92,13 @@ class Lanes:
         how = _ENDINGS.get(read.finish_reason or "", "Branch stopped")
         speed = f", {read.tokens_per_s:.1f} tok/s" if read.tokens_per_s else ""
         return f"{how}: {_count(read, 'new ')}, {read.tokens_per_forward:.2f} tok/fwd{speed}."
+
+
+def _shared(num_tokens: int) -> str:
+    if not num_tokens:
+        return "From the start"
+    first = "first token is" if num_tokens == 1 else f"first {num_tokens} tokens are"
+    return f"The {first} the recording's"
 
 
 def _count(read: Statistics, which: str = "") -> str:

@@ -56,8 +56,11 @@ class Conversation {
   tellPage(messages, running) {
     const thread = this.host.closest("#thread");
     if (!thread) return;
+    const [send, stop] = ["send", "stop"].map((id) => document.getElementById(id));
+    const focused = [send, stop].includes(document.activeElement);
     thread.dataset.state = running ? "running" : messages.at(-1)?.role === "assistant" ? "answered" : "empty";
     thread.dataset.messages = messages.length;
+    if (focused) (running ? stop : send)?.focus(); // the one that goes hands the focus to the one that comes
   }
 
   /** A question that was taken leaves the message box; one that only came back with the page does not. */

@@ -29,6 +29,8 @@ follow((batch) => {
   prompt.textContent = message.prompt;
   if (message.state !== state) told.textContent = message.words;
   state = message.state;
+  // the button that starts it may stand far below
+  if (state === "running" && host.dataset.state !== state) host.scrollIntoView({ block: "nearest" });
   host.dataset.state = state;
   document.getElementById("explore")?.setAttribute("data-state", state);
 });

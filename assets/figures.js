@@ -9,7 +9,7 @@ const FIGURES = [
   ["num_forwards", "", "forwards", 0, "Forward passes that committed tokens."],
   ["time_to_first_token_s", "s", "to first token", 2, "From the request to its first committed token."],
   ["speedup", "×", "speed-up", 2,
-    "Decode speed over that of one token a forward: the latest such forwards on this page, with this model on this device. Turn τ to its exact end to measure some."],
+    "Decode speed over that of one token a forward: the latest such forwards of this model on this device, whoever asked for them. Turn τ to its exact end to measure some."],
 ];
 
 class Figures {

@@ -162,7 +162,8 @@ function drawTitles(context, colours, frame) {
   label(context, colours.soft, "tokens per forward", 4, 9, "left");
   if (frame.tau) label(context, colours.tau, frame.tau.unit, width - 4, 9, "right");
   const foot = room.top + inner.height + 12;
-  label(context, colours.soft, "forward", room.left + inner.width / 2, foot + 12, "center");
+  const axis = shown[0]?.i ? `forward, the newest ${shown.length}` : "forward";
+  label(context, colours.soft, axis, room.left + inner.width / 2, foot + 12, "center");
   if (!shown.length) return;
   label(context, colours.soft, String(shown[0].i + 1), room.left, foot, "left");
   if (shown.length > 4) {

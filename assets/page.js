@@ -52,6 +52,22 @@
     }
   });
 
+  // ---- from an answer to its replay ----
+
+  document.addEventListener("click", ({ target }) => {
+    if (!target.closest?.("#chat-replay")) return;
+    const latest = performance.now() + 15_000;
+    const arrive = () => {
+      const player = document.querySelector(".mars-replay[data-state=shown] .mars-scrub");
+      if (!shows(player)) {
+        if (performance.now() < latest) setTimeout(arrive, 100);
+      } else if (!shows(document.activeElement)) {
+        player.focus({ preventScroll: true }); // the button went with its tab; arrow keys step from here
+      }
+    };
+    arrive();
+  });
+
   // ---- scrolling along ----
 
   let following = true;

@@ -80,7 +80,9 @@ class RacePanel {
     const [start, stop] = ["compare-start", "compare-stop"].map((id) => document.getElementById(id));
     const focused = [start, stop].includes(document.activeElement);
     const tab = this.host.closest("#compare");
+    const begins = state === "running" && tab?.dataset.state !== state;
     if (tab) tab.dataset.state = state;
+    if (begins) document.getElementById("compare-left")?.scrollIntoView({ block: "nearest" });
     if (focused) (state === "running" ? stop : start).focus();
   }
 }

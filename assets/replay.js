@@ -18,6 +18,11 @@ class Replay {
     this.panel = new StepPanel(side.appendChild(make("div", "mars-step-panel")), (choice) => this.choose(choice));
     this.buildBranch(side);
     this.root.addEventListener("keydown", (event) => this.key(event));
+    const listener = (event) => {
+      if (this.root.isConnected) this.keyOfPage(event);
+      else document.removeEventListener("keydown", listener);
+    };
+    document.addEventListener("keydown", listener);
     // plays by itself once it is looked at
     this.seen = new IntersectionObserver((entries) => {
       if (entries.some(({ isIntersecting }) => isIntersecting) && this.isNew) this.begin();
@@ -62,6 +67,8 @@ class Replay {
     const pace = bar.appendChild(make("label", "mars-pace", "Pace "));
     this.pace = pace.appendChild(make("select"));
     pace.title = "×1 is the pace of the recording";
+    const keys = bar.appendChild(make("span", "mars-step-keys"));
+    keys.append(make("kbd", "", "←"), " ", make("kbd", "", "→"), " step");
     for (const [name, factor] of PACES) this.pace.appendChild(make("option", "", name)).value = factor;
     this.pace.value = 1;
   }
@@ -176,6 +183,7 @@ class Replay {
     this.branchButton.hidden = !about.can_branch;
     this.branchWords.textContent = this.branchSentence(about);
     this.branch.classList.toggle("mars-chosen", Boolean(choice));
+    if (choice) this.branch.scrollIntoView({ block: "nearest", behavior: prefersLessMotion() ? "auto" : "smooth" });
   }
 
   branchSentence({ branching, can_branch }) {
@@ -227,6 +235,14 @@ class Replay {
     this.timer = undefined;
     this.playButton.textContent = "Play";
     this.playButton.setAttribute("aria-label", "Play (space)");
+  }
+
+  /** Arrow keys step from where a run was chosen, too, and where nothing has the focus. */
+  keyOfPage(event) {
+    const { target } = event;
+    const elsewhere = target !== document.body && !target.closest("#replay-chooser");
+    if (elsewhere || !this.root.offsetParent || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+    this.key(event);
   }
 
   key(event) {

@@ -5,7 +5,7 @@ class Chooser {
   constructor(host) {
     this.host = host;
     host.classList.add("mars-chooser");
-    const intro = "A finished answer again, one forward pass at a time: what it was fed, what it predicted, what was kept. No model runs.";
+    const intro = "A finished answer again, one forward pass at a time: what it was fed, what it predicted, what was kept. No model is needed for that.";
     host.appendChild(make("p", "mars-intro", intro));
     this.cards = JSON.parse(props.cards).map((card) => this.addCard(card));
     this.buildZone();
@@ -18,7 +18,7 @@ class Chooser {
     const button = this.host.appendChild(make("button", "mars-run"));
     button.type = "button";
     button.append(make("b", "", title), make("span", "", how), make("span", "", figures));
-    button.addEventListener("click", () => trigger("pick", { name }));
+    button.addEventListener("click", () => this.ask("pick", { name }));
     return { name, button };
   }
 
@@ -45,10 +45,15 @@ class Chooser {
     try {
       const text = await file.text();
       this.refuse("");
-      trigger("open", { name: file.name, text });
+      this.ask("open", { name: file.name, text });
     } catch {
       this.refuse(`${file.name} could not be read.`);
     }
+  }
+
+  /** Requests may overtake each other on their way: their times tell which was the last. */
+  ask(event, data) {
+    trigger(event, { ...data, at: performance.now() });
   }
 
   refuse(sentence) {

@@ -15,7 +15,7 @@ class TokenCard {
     if ("popover" in this.node) this.node.popover = "manual";
     this.anchor = null;
     this.pinned = false;
-    this.node.addEventListener("pointerenter", () => clearTimeout(this.timer));
+    this.node.addEventListener("pointerenter", () => this.stay());
     this.node.addEventListener("pointerleave", () => this.hideSoon());
   }
 
@@ -58,6 +58,10 @@ class TokenCard {
   hideSoon() {
     clearTimeout(this.timer);
     if (!this.pinned) this.timer = setTimeout(() => this.hide(), 140);
+  }
+
+  stay() {
+    clearTimeout(this.timer);
   }
 
   hide() {

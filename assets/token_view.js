@@ -1,7 +1,7 @@
 // The token view: legend, text, ghosts, ending; pointer and keyboard.
 
 const KINDS = [
-  ["ar", "autoregressive", "The first token of a forward: what the model writes next when no mask stands before it"],
+  ["ar", "autoregressive", "What the model writes next when no mask stands before it: in a forward the first new token, behind those it verified"],
   ["accepted", "accepted", "Predicted behind masks in the same forward, and sure enough for the threshold τ"],
   ["verified", "verified", "Predicted behind masks by the forward before, and confirmed by this one: as good as autoregressive"],
   ["ghost", "not committed", "Predicted by the newest forward and not sure enough: the next one predicts it again"],
@@ -32,6 +32,7 @@ class TokenView {
   buildLegend() {
     const legend = this.host.appendChild(make("div", "mars-legend"));
     const counts = legend.appendChild(make("span", "mars-key", "tokens a forward"));
+    counts.title = "How many tokens one forward wrote: the more, the darker their box. Neighbours alternate between two colours";
     this.swatches = LEVEL_NAMES.map((name, level) => {
       return counts.appendChild(make("span", `mars-swatch mars-swatch${level}`, name));
     });
@@ -153,7 +154,9 @@ class TokenView {
 
   listen() {
     const on = (node, type, handler) => node.addEventListener(type, handler);
-    on(this.stage, "pointerover", (event) => this.hover(event));
+    on(this.stage, "pointermove", (event) => this.hover(event));
+    on(this.stage, "pointerover", (event) => this.rests(event) && this.card.hideSoon());
+    this.onPage("pointermove", ({ clientX, clientY }) => (this.pointer = { clientX, clientY }));
     on(this.stage, "pointerleave", () => this.card.hideSoon());
     on(this.stage, "click", (event) => this.press(event));
     on(this.stage, "keydown", (event) => this.key(event));
@@ -177,12 +180,19 @@ class TokenView {
   }
 
   hover(event) {
-    if (event.pointerType !== "mouse" || this.card.pinned || event.buttons) return;
+    if (event.pointerType !== "mouse" || this.card.pinned || event.buttons || this.rests(event)) return;
     const ghost = this.ghostCells.get(event.target);
-    if (ghost) return this.card.show(event.target, cardContent(ghost.cell, ghost.forward, true));
     const index = this.text.cellAt(event.target);
-    if (index === undefined) this.card.hideSoon();
+    const node = ghost ? event.target : this.text.cells[index]?.node;
+    if (!node) this.card.hideSoon();
+    else if (this.card.open && this.card.anchor === node) this.card.stay();
+    else if (ghost) this.card.show(node, cardContent(ghost.cell, ghost.forward, true));
     else this.open(index, false);
+  }
+
+  /** True where not the pointer moved but what is under it: text that grows or is scrolled is not pointed at. */
+  rests({ clientX, clientY }) {
+    return this.pointer?.clientX === clientX && this.pointer.clientY === clientY;
   }
 
   press(event) {

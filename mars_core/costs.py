@@ -141,7 +141,8 @@ def _rising(seconds: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]
 def known_costs(loaded: LoadedModel) -> ForwardCosts:
     """What was measured before for such a model on this device; measured and noted down if nothing was.
 
-    So the same machine makes the same choices in every run. Deleting the file has it measured anew.
+    So the same machine makes the same choices in every run. Deleting the file has it measured anew. What was
+    cut short is not noted: the machine was busy then, or the next start takes as long again.
     """
     try:
         path = cache_dir() / "costs" / f"{_key(loaded)}.json"
@@ -154,7 +155,11 @@ def known_costs(loaded: LoadedModel) -> ForwardCosts:
         pass
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         logger.warning("%s cannot be read (%s); forwards are measured anew.", path, error)
+    start = time.perf_counter()
     costs = measure_costs(loaded)
+    if time.perf_counter() - start > _MOST_SECONDS:
+        logger.info("cost of a forward by window length: %s; too slowly measured to be noted", costs)
+        return costs
     try:
         _write(path, json.dumps({"format": _FORMAT, **asdict(costs)}))
         logger.info("cost of a forward by window length: %s; noted in %s", costs, path)

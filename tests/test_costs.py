@@ -187,6 +187,12 @@ def test_it_is_measured_once_and_noted_down(directory, measured):
     assert len(measured) == 1 and len(list(directory.iterdir())) == 1
 
 
+def test_what_was_measured_on_a_machine_too_busy_for_it_is_not_noted_down(directory, measured, monkeypatch):
+    monkeypatch.setattr(costs, "_MOST_SECONDS", -1.0)
+    assert known_costs(tiny_loaded()) == KNOWN and known_costs(tiny_loaded()) == KNOWN
+    assert len(measured) == 2 and not directory.exists()
+
+
 GOOD = {"format": 1, **dataclasses.asdict(KNOWN)}
 DAMAGED = [
     "",

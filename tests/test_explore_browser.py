@@ -82,7 +82,7 @@ def test_the_button_for_chat_s_answer_is_small_and_says_what_is_missing(chromium
         column = page.locator("#explore-results").bounding_box()["width"]
         assert button.bounding_box()["width"] < 0.6 * column
         button.click()
-        page.wait_for_selector("text=leave the dial alone while it writes")
+        page.wait_for_selector("text=leave the settings alone while it writes")
         assert page.problems == []
 
 

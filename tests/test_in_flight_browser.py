@@ -206,6 +206,16 @@ def test_what_was_typed_outlives_a_question_asked_in_another_way(chromium, tiny,
         assert page.input_value("#box textarea") == "my next" and page.problems == []
 
 
+def test_undo_puts_the_question_before_what_was_typed(chromium, tiny):
+    with chat(chromium, tiny, link={"max": 8, "tau": 1}) as page:
+        ask(page, "hello")
+        wait_answer(page)
+        page.fill("#box textarea", "my next")
+        page.click("#tools >> text=Undo")
+        page.wait_for_function("document.querySelector('#box textarea').value === 'hello\\nmy next'")
+        assert page.problems == []
+
+
 @pytest.mark.parametrize("begun", ["by Enter", "by an example"])
 def test_enter_while_an_answer_is_written_says_once_why_nothing_happens(chromium, slow, begun):
     with chat(chromium, slow, link={"max": 2000}) as page:
@@ -239,6 +249,25 @@ def test_of_two_runs_picked_at_once_the_last_one_is_shown(chromium, tiny):
         page.wait_for_timeout(500)  # for what might come after it
         assert page.evaluate(asked, last.trace.prompt[-1]["content"]) and first.name != last.name
         assert page.problems == []
+
+
+def test_a_run_picked_before_another_one_is_not_shown_after_it(chromium, tiny):
+    last = recorded_runs()[-1]
+    asked = "q => document.querySelector('.mars-asked')?.textContent === q"
+    with chat(chromium, tiny, link={"max": 8}) as page:
+        page.click("#tab-replay-button")
+        page.wait_for_selector(".mars-run")
+        late = list[Any]()  # what is overtaken on its way
+        page.route(RUN, lambda each: each.continue_() if late else late.append(each))
+        page.click(".mars-run >> nth=0")
+        while not late:
+            page.wait_for_timeout(50)
+        page.click(f".mars-run >> nth={len(recorded_runs()) - 1}")
+        page.wait_for_function(asked, arg=last.trace.prompt[-1]["content"])
+        late[0].continue_()
+        page.wait_for_timeout(500)
+        wait_drawn(page)
+        assert page.evaluate(asked, last.trace.prompt[-1]["content"]) and page.problems == []
 
 
 def test_a_second_branch_while_one_is_written_is_refused_with_a_word(chromium, slow):

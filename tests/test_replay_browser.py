@@ -181,6 +181,20 @@ def test_one_picks_among_the_recorded_runs(page):
     assert page.get_attribute(".mars-run >> nth=0", "aria-pressed") == "false"
 
 
+def test_arrow_keys_step_from_where_a_run_was_picked_too(page):
+    runs = recorded_runs()
+    page.click(".mars-run >> nth=0")
+    wait_shown(page, runs[0].trace.prompt[-1]["content"])
+    wait_drawn(page)
+    last = len(runs[0].trace.events)
+    for key, at in [("ArrowLeft", last - 1), ("ArrowLeft", last - 2), ("ArrowRight", last - 1)]:
+        page.keyboard.press(key)
+        assert page.text_content(".mars-place") == f"{at} / {last}"
+    page.click("h3, .mars-intro >> nth=0")  # nothing has the focus now
+    page.keyboard.press("ArrowLeft")
+    assert page.text_content(".mars-place") == f"{last - 2} / {last}"
+
+
 def test_the_keyboard_goes_through_the_forwards_and_the_answer_grows_and_shrinks(page, tmp_path):
     trace = trace_of(answer("one two three four five six seven", counts=(1, 2, 3)))
     texts = [told.text for told in trace.events]
@@ -382,7 +396,10 @@ def test_another_token_makes_a_branch_beside_the_original_marked_where_they_part
     assert branch[before + 1 : 24] == trace.text()[before + 1 :][: 24 - before - 1]
     marked = author.locator(".mars-parts")
     assert marked.all_text_contents() == [trace.text()[before], branch[before]]
-    assert label in author.text_content("#replay-written .mars-lane-note").replace(" ", "␣")
+    note = author.text_content("#replay-written .mars-lane-note")
+    assert label in note.replace(" ", "␣")
+    first = "first token is" if before == 1 else f"first {before} tokens are"
+    assert note.startswith(f"The {first} the recording's; the two part at token {before + 1}:")
     assert "Branch cut" in author.text_content("#replay-written .mars-ending")
     assert "recorded" in author.text_content("#replay-original .mars-lane-title")
     assert not author.is_visible("#replay-stop")

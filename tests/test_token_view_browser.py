@@ -338,6 +338,30 @@ def test_a_reader_who_scrolled_up_stays_there(chromium: Any, url: str) -> None:
         assert page.evaluate("document.querySelector('.mars-scroll').scrollTop") == 40
 
 
+def test_text_that_grows_under_a_resting_pointer_opens_no_card(chromium: Any, url: str) -> None:
+    with open_page(chromium, url) as page:
+        play(page, "hostile")
+        page.get_by_role("button", name="Go", exact=True).focus()
+        first, second = page.evaluate(
+            """() => {
+              const view = document.querySelector('.mars-scroll').getBoundingClientRect();
+              return [...document.querySelectorAll('.mars-cell')]
+                .filter((cell) => /\\w/.test(cell.textContent)).map((cell) => cell.getBoundingClientRect())
+                .filter(({ top, bottom }) => top > view.top && bottom < view.bottom)
+                .slice(0, 2).map(({ x, y, width, height }) => [x + width / 2, y + height / 2]);
+            }"""
+        )
+        page.mouse.move(*first)
+        page.wait_for_selector(".mars-card", state="visible")
+        page.keyboard.press("Enter")  # the pointer rests where text will come
+        page.wait_for_selector(".mars-view[data-state=running]")
+        wait_drawn(page, "[data-state=done]")
+        page.wait_for_timeout(300)
+        assert page.locator(".mars-cell:hover").count() == 1 and page.is_hidden(".mars-card")
+        page.mouse.move(*second)
+        page.wait_for_selector(".mars-card", state="visible")
+
+
 def test_chart_and_figures_say_what_they_show(chromium: Any, url: str) -> None:
     with open_page(chromium, url) as page:
         play(page, "prose")
