@@ -102,6 +102,9 @@ def serving(demo: gr.Blocks, **launch: Any) -> Iterator[str]:
         yield url
     finally:
         demo.close(verbose=False)
+        if demo.node_process:  # which renders on the server, and which gradio (6.31) leaves running
+            demo.node_process.kill()
+            demo.node_process.wait()
 
 
 def overflows(page: Any) -> bool:
