@@ -18,11 +18,7 @@ class Replay {
     this.panel = new StepPanel(side.appendChild(make("div", "mars-step-panel")), (choice) => this.choose(choice));
     this.buildBranch(side);
     this.root.addEventListener("keydown", (event) => this.key(event));
-    const listener = (event) => {
-      if (this.root.isConnected) this.keyOfPage(event);
-      else document.removeEventListener("keydown", listener);
-    };
-    document.addEventListener("keydown", listener);
+    this.view.onPage("keydown", (event) => this.keyOfPage(event));
     // plays by itself once it is looked at
     this.seen = new IntersectionObserver((entries) => {
       if (entries.some(({ isIntersecting }) => isIntersecting) && this.isNew) this.begin();

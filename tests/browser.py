@@ -67,6 +67,20 @@ def wait_drawn(page: Any, selector: str | None = None, **options: Any) -> None:
     page.wait_for_selector("[data-behind]", state="detached")
 
 
+def record_states(page: Any, name: str) -> None:
+    """From now on keep in `window.states` every state that the element of this id comes to: one that is short
+    may have passed before a test looks."""
+    page.evaluate(
+        """(name) => {
+          const element = document.getElementById(name);
+          window.states = [];
+          new MutationObserver(() => window.states.push(element.dataset.state))
+            .observe(element, { attributeFilter: ['data-state'] });
+        }""",
+        name,
+    )
+
+
 def open_part(page: Any, title: str) -> None:
     """Open an accordion, and wait until gradio (6.31) has drawn it: a frame after the first it sets every
     value in it once more, over what was typed meanwhile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -129,3 +130,10 @@ def scripted_loaded(script: Script, **changes: Any) -> LoadedModel:
         name="scripted",
     )
     return LoadedModel(**(fields | changes))
+
+
+def slow_letters(pause_s: float) -> LoadedModel:
+    """Letters for ever, four a forward, and so many seconds before each forward."""
+    loaded = scripted_loaded(always(), context_length=4096)
+    loaded.model.before = lambda number: time.sleep(pause_s)
+    return loaded

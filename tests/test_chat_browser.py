@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from mars_core import DecodeSettings, Request, chat_prompt_ids
-from tests.browser import open_part, overflows, wait_drawn
+from tests.browser import open_part, overflows, record_states, wait_drawn
 from tests.chat_page import (
     ask,
     chat,
@@ -21,7 +20,7 @@ from tests.chat_page import (
     wait_until,
     wait_written,
 )
-from tests.scripted import always, saying, scripted_loaded
+from tests.scripted import always, saying, scripted_loaded, slow_letters
 from tests.tiny import tiny_loaded
 
 pytestmark = pytest.mark.browser
@@ -31,23 +30,9 @@ VERIFY = {"verify": True}  # as the page starts
 HOSTILE = "<img src=x onerror=alert(1)> </span></div> &lt; `${alert(1)}` {{value}} a<b && c>d <|im_end|>"
 
 
-class SlowScript:
-    """Letters for ever, a forward every `pause_s` seconds."""
-
-    def __init__(self, pause_s: float) -> None:
-        self.pause_s = pause_s
-
-    def loaded(self) -> Any:
-        import time
-
-        loaded = scripted_loaded(always(), context_length=4096)
-        loaded.model.before = lambda number: time.sleep(self.pause_s)
-        return loaded
-
-
 @pytest.fixture(scope="module")
 def slow() -> Iterator[SimpleNamespace]:
-    with served(SlowScript(0.05).loaded()) as app:
+    with served(slow_letters(0.05)) as app:
         yield app
 
 
@@ -188,14 +173,7 @@ def test_retry_edit_undo_and_clear(chromium, tiny):
     with chat(chromium, tiny, link={"max": 12}) as page:
         ask(page, "one")
         first = wait_answer(page)
-        page.evaluate(
-            """() => {
-              const thread = document.getElementById('thread');
-              window.states = [];
-              new MutationObserver(() => window.states.push(thread.dataset.state))
-                .observe(thread, { attributeFilter: ['data-state'] });
-            }"""
-        )
+        record_states(page, "thread")
         page.click(".mars-last-answer >> text=Retry")
         page.wait_for_function("window.states.includes('answered')")
         assert wait_answer(page) == first
@@ -370,7 +348,7 @@ def test_a_wide_code_block_scrolls_in_its_own_box_on_a_narrow_screen(chromium):
 
 def test_the_speed_up_shows_once_one_token_forwards_were_measured(chromium):
     with (
-        served(SlowScript(0.05).loaded()) as app,
+        served(slow_letters(0.05)) as app,
         chat(chromium, app, link={"max": 24, "tau": 0.5, "verify": "false"}) as page,
     ):
         tile = page.locator(".mars-tile-speedup")

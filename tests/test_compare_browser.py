@@ -12,7 +12,7 @@ import pytest
 
 from app.lanes import LANE_MODES, SIDES
 from mars_core import DecodeSettings, Request, chat_prompt_ids
-from tests.browser import overflows, wait_drawn
+from tests.browser import overflows, record_states, wait_drawn
 from tests.chat_page import wait_until
 from tests.compare_page import compare, race, served, shown_text, wait_result
 from tests.scripted import always, saying, scripted_loaded
@@ -236,14 +236,7 @@ def test_swapped_lanes_take_settings_and_answers_along(chromium, parting):
         assert not page.is_disabled("#compare-tau-left input[type=range]")
         assert "MARS wrote #, AR wrote E" in page.text_content(".mars-race-difference")
         # the same texts again: seen by the panel's states, however short they are
-        page.evaluate(
-            """() => {
-              window.states = [];
-              const tab = document.getElementById('compare');
-              new MutationObserver(() => window.states.push(tab.dataset.state))
-                .observe(tab, { attributeFilter: ['data-state'] });
-            }"""
-        )
+        record_states(page, "compare")
         page.click("#compare-retry")
         page.wait_for_function("window.states.includes('done')", timeout=120_000)
         assert wait_result(page) == [right, left]

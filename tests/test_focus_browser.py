@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -10,17 +9,14 @@ import pytest
 
 from tests.browser import open_part
 from tests.chat_page import chat, served, wait_answer, wait_written
-from tests.scripted import always, scripted_loaded
+from tests.scripted import slow_letters
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[SimpleNamespace]:
-    """Letters for ever, a forward every tenth of a second."""
-    loaded = scripted_loaded(always(), context_length=4096)
-    loaded.model.before = lambda number: time.sleep(0.1)
-    with served(loaded) as app:
+    with served(slow_letters(0.1)) as app:
         yield app
 
 

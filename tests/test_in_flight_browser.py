@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from app.replay_recorded import recorded_runs
 from app.run_charts import RunCharts
 from mars_core import StepEvent
-from tests.browser import JOIN, RUN, held_back, open_part, wait_drawn
+from tests.browser import JOIN, RUN, held_back, open_part, record_states, wait_drawn
 from tests.chat_page import (
     ask,
     ask_and_stop,
@@ -26,7 +25,7 @@ from tests.chat_page import (
     wait_until,
     wait_written,
 )
-from tests.scripted import always, scripted_loaded
+from tests.scripted import slow_letters
 from tests.tiny import tiny_loaded
 
 pytestmark = pytest.mark.browser
@@ -40,10 +39,7 @@ def tiny() -> Iterator[SimpleNamespace]:
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[SimpleNamespace]:
-    """Letters for ever, a forward every tenth of a second."""
-    loaded = scripted_loaded(always(), context_length=4096)
-    loaded.model.before = lambda number: time.sleep(0.1)
-    with served(loaded) as app:
+    with served(slow_letters(0.1)) as app:
         yield app
 
 
@@ -192,14 +188,7 @@ def test_what_was_typed_outlives_a_question_asked_in_another_way(chromium, tiny,
             wait_answer(page)
             page.wait_for_function("document.querySelector('#box textarea').value === ''")
         page.fill("#box textarea", "my next")
-        page.evaluate(
-            """() => {
-              const thread = document.getElementById('thread');
-              window.states = [];
-              new MutationObserver(() => window.states.push(thread.dataset.state))
-                .observe(thread, { attributeFilter: ['data-state'] });
-            }"""
-        )
+        record_states(page, "thread")
         page.click(begins)
         page.wait_for_function("window.states.includes('answered')")
         page.wait_for_timeout(300)  # for what might come after it
